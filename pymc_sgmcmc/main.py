@@ -21,7 +21,7 @@ EXAMPLES = {
     "contraception": "use == 1",
     "skin": "skin == 1",
     "covertype": "Cover_Type == 2",
-    "cod-rna": "non_coding == 1",
+    "cod-rna-train": "non_coding == 1",
     "run-or-walk": "activity == 1",
 }
 """These public tables can be named on the command line, with the outcome to model. The first two

@@ -99,7 +99,7 @@ def load(options: argparse.Namespace, example: str) -> tuple[pd.DataFrame, str, 
         columns = [column for column in frame if column != options.outcome]
     else:
         try:
-            dataset = getattr(datasets, f"load_{options.data.replace('-', '_')}")()
+            dataset = datasets.load(options.data)
         except (OSError, ImportError, ValueError) as error:  # their messages say what to do
             raise InputError(str(error)) from error
         columns = list(dataset.feature_names)

@@ -19,6 +19,20 @@ number is a compromise: with more batches the error is known better, and with fe
 longer, so that their means are closer to independent."""
 
 
+STANDARD_ERRORS = 2.0
+"""An error counts as larger than the stated one where it is larger by this number of Monte-Carlo
+standard errors, and stated errors have this number of them. By chance an estimate is that far off,
+to one side, once in 40 cases."""
+
+
+def beyond_doubt(dimension: int) -> float:
+    """Number of standard errors by which one of many estimates is beyond doubt.
+
+    It is Bonferroni's, so that more coordinates do not make it more likely that one is beyond.
+    """
+    return float(-special.ndtri(special.ndtr(-STANDARD_ERRORS) / dimension))
+
+
 @dataclass(frozen=True)
 class Estimate:
     """Estimates and their Monte-Carlo standard errors, shape (d,)."""

@@ -97,7 +97,7 @@ def default(tmp_path_factory):
 def test_default_run_agrees_with_statsmodels(default):
     """The intercept is that of predictors as they are, though Bambi centres them."""
     discrete = pytest.importorskip("statsmodels.discrete.discrete_model")
-    randhie = datasets.load_randhie()
+    randhie = datasets.load("randhie")
     X = np.column_stack([np.ones(len(randhie.y)), randhie.X])
     expected = discrete.Logit((randhie.y > 0).astype(float), X).fit(disp=False)
     table = numbers_of(default[1])

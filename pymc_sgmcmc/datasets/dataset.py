@@ -1,4 +1,4 @@
-"""The data set that a loader returns, and the error when it cannot find the data."""
+"""The data set that `load` returns, and the error when it cannot find the data."""
 
 from __future__ import annotations
 
@@ -36,14 +36,16 @@ class Dataset:
         The terms under which they are published.
     citation : str
         The publication to cite.
+    vocabulary : tuple of str
+        The words of a corpus, which column ``word`` of the frame counts from 0.
     origin : str
-        Where this copy was read from: ``"folder …"``, ``"cache"``, ``"download"``,
-        ``"package statsmodels"`` or ``"file …"``.
+        Where this copy was read from: ``"folder …"``, ``"cache"``, ``"download"`` or
+        ``"package statsmodels"``.
 
     Examples
     --------
-    >>> from pymc_sgmcmc.datasets import load_fair
-    >>> fair = load_fair()
+    >>> from pymc_sgmcmc.datasets import load
+    >>> fair = load("fair")
     >>> fair
     Dataset(name='fair', 6366 rows, target 'affairs', 8 features, origin='package statsmodels')
     >>> fair.X.shape, fair.y.shape
@@ -59,6 +61,7 @@ class Dataset:
     source: str = ""
     licence: str = ""
     citation: str = ""
+    vocabulary: tuple[str, ...] = ()
     origin: str
 
     def __repr__(self) -> str:
@@ -107,19 +110,3 @@ class Dataset:
         if self.target is None:
             raise ValueError(f"{self.name} has no target column. Use the columns of dataset.frame.")
         return np.array(self.frame[self.target].to_numpy())
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Corpus(Dataset):
-    """Word counts of documents; see `Dataset` for the attributes not listed here.
-
-    Attributes
-    ----------
-    vocabulary : tuple of str
-        The words; column ``word`` of the frame counts them from 0.
-    n_documents : int
-        Number of documents; column ``document`` of the frame counts them from 0.
-    """
-
-    vocabulary: tuple[str, ...]
-    n_documents: int

@@ -10,15 +10,13 @@ import tempfile
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
-import pandas as pd
-
-from pymc_sgmcmc.checks import import_optional
+from pymc_sgmcmc.checks import import_optional, one_of
 from pymc_sgmcmc.datasets.dataset import Dataset, DatasetUnavailableError
-from pymc_sgmcmc.datasets.reading import read_table
+from pymc_sgmcmc.datasets.reading import read
 from pymc_sgmcmc.datasets.registry import REGISTRY, Entry
 
 FOLDER_VARIABLE = "PYMC_SGMCMC_DATA"
@@ -43,36 +41,61 @@ UNREADABLE = (
 Other errors, such as a lack of permission, already name the file."""
 
 
-def load(
-    name: str,
-    data_home: str | os.PathLike[str] | None,
-    reader: Callable[[Path, Entry], pd.DataFrame] = read_table,
-) -> Dataset:
-    """Return a data set of the registry; `reader` reads its rows from the file."""
-    frame, origin = read(name, data_home, reader)
-    return Dataset(frame=frame, origin=origin, **REGISTRY[name].facts)
+def load(name: str, data_home: str | os.PathLike[str] | None = None) -> Dataset:
+    """Load a public data set.
 
+    Parameters
+    ----------
+    name : str
+        One of those that `pymc_sgmcmc.datasets` lists.
+    data_home : path, optional
+        Folder with the file of the data set, which tables inside statsmodels do not need. Where not
+        given, the places that `pymc_sgmcmc.datasets` lists are searched in order.
 
-def read[Content](
-    name: str,
-    data_home: str | os.PathLike[str] | None,
-    reader: Callable[[Path, Entry], Content],
-) -> tuple[Content, str]:
-    """Return the result of `reader` on the file of a data set, and where the file was."""
-    entry = REGISTRY[name]
-    path, origin = _find(entry, data_home)
+    Returns
+    -------
+    Dataset
+        A frame with features, target, and what is known of them. Where a folder has only the sample
+        of ``"covertype"``, its ``name`` is ``"covertype-16pct"``.
+
+    Raises
+    ------
+    ImportError
+        When a package is needed that is not installed.
+    DatasetUnavailableError
+        When no folder has the file and it could not be downloaded.
+    NotADirectoryError
+        When ``data_home`` or ``PYMC_SGMCMC_DATA`` is not a folder.
+    ValueError
+        When the name is unknown, or the file does not hold what it should.
+
+    Examples
+    --------
+    >>> from pymc_sgmcmc.datasets import load
+    >>> randhie = load("randhie")
+    >>> randhie.X.shape
+    (20190, 9)
+    >>> float(randhie.y.mean())
+    2.86
+    """
+    entry = REGISTRY[one_of("name", name, tuple(REGISTRY))]
+    if entry.format == "statsmodels":
+        module = import_optional(f"statsmodels.datasets.{name}", "datasets", f"The data set {name}")
+        return Dataset(frame=module.load_pandas().data, origin="package statsmodels", **entry.facts)
+    entry, path, origin = _find(entry, data_home)
     try:
         with _unpacked(path, entry.member) as file:
-            return reader(file, entry), origin
+            frame, vocabulary = read(file, entry)
     except UNREADABLE as error:
         remedy = "Delete it to download it again."
         if origin.startswith("folder"):
             remedy = f"Replace it by the original from {entry.source}, or remove it."
         raise ValueError(f"{name}: the file {path} cannot be used: {error}. {remedy}") from error
+    return Dataset(frame=frame, vocabulary=vocabulary, origin=origin, **entry.facts)
 
 
-def _find(entry: Entry, data_home: str | os.PathLike[str] | None) -> tuple[Path, str]:
-    """Path of a file in the first place of the search order that has it, and what place that is.
+def _find(entry: Entry, data_home: str | os.PathLike[str] | None) -> tuple[Entry, Path, str]:
+    """The first file in the search order, its place, and the entry, which may be of a sample.
 
     A user's folder is not given to pooch as its cache (argument `env`). pooch would replace a
     converted file, whose hash is not that of the download, and the folder may be read-only.
@@ -89,11 +112,12 @@ def _find(entry: Entry, data_home: str | os.PathLike[str] | None) -> tuple[Path,
                 f"{name} should be an existing folder, but is {str(value)!r}. "
                 "Correct it, create the folder, or leave it unset to download the data."
             )
-        for file_name in entry.files:
-            if (folder / file_name).is_file():
-                return folder / file_name, f"folder {folder}"
+        for each in (entry, *([REGISTRY[entry.sample]] if entry.sample else [])):
+            for file_name in each.files:
+                if (folder / file_name).is_file():
+                    return each, folder / file_name, f"folder {folder}"
         searched.append(str(folder))
-    return _download(entry, searched)
+    return entry, *_download(entry, searched)
 
 
 def _download(entry: Entry, searched: Sequence[str]) -> tuple[Path, str]:
@@ -103,7 +127,7 @@ def _download(entry: Entry, searched: Sequence[str]) -> tuple[Path, str]:
         f"put {' or '.join(entry.files)} in a folder given as data_home or named by the "
         f"environment variable {FOLDER_VARIABLE}."
     )
-    if entry.url is None:
+    if not entry.url:
         raise DatasetUnavailableError(
             f"{absent}, and cannot be downloaded without an account. Download it by hand from "
             f"{entry.source}, and {advice}"

@@ -17,24 +17,38 @@ class Entry:
 
     Attributes
     ----------
-    doc : str
-        The docstring of the loader, where that does nothing but read the file.
     files : sequence of str
         File names to look for in a folder, in order: the download, a file in it, or a converted
         file.
     member : str
         Name of the file within the archive; "" where the download is no archive.
-    url : str or None
-        Address of the download; None where the download needs an account.
+    sample : str
+        Name of a part of the rows, which is taken where a folder has its file alone; "" for none.
+    url : str
+        Address of the download; "" where there is none without an account.
     known_hash : str or None
         Hash of the download, as pooch writes it, None where it is not known.
     values_sha256 : str or None
         SHA-256 of the values that are read, whatever the format of the file, where it is known and
         `known_hash` is not. A download with neither is not verified, and a warning says so.
+    hashed_as : str
+        The type of the values in that hash.
+    format : {"csv", "integers", "svmlight", "lda-c", "statsmodels"}
+        "csv" has a header, and "integers" has none. The last one is a table inside statsmodels.
+    separator, fields : str, sequence of int
+        What separates the fields of "integers", and which of them to read, all where none is named.
+    arrays : sequence of str
+        The arrays of a converted file.
     columns : sequence of str
-        The columns of a table that the frame has, in order.
+        The columns of a file that the frame has, in order: features and target where not given.
+    ranges : sequence of (low, high, first, last)
+        The values that the columns from `first` to before `last` may have.
+    target_counts, n_words : sequence of int, int
+        How often the target has each of its values, from 1 on, and the words of the vocabulary.
+    types : sequence of str
+        Types of the features and of the target, where they are not those of the file.
     categories : mapping of str to sequence
-        The values that columns of a CSV file may have.
+        The values that columns may have.
     ordered, coded : sequence of str
         The keys of `categories` whose values have an order, and the keys whose columns hold numbers
         from 0 in the frame, in place of the values.
@@ -49,13 +63,22 @@ class Entry:
     feature_names: tuple[str, ...] = ()
     group_names: tuple[str, ...] = ()
     n_rows: int
-    doc: str = ""
     files: Sequence[str] = ()
     member: str = ""
-    url: str | None = None
+    sample: str = ""
+    url: str = ""
     known_hash: str | None = None
     values_sha256: str | None = None
+    hashed_as: str = ""
+    format: str = "csv"
+    separator: str = ","
+    fields: Sequence[int] | None = None
+    arrays: Sequence[str] = ("X", "y")
     columns: Sequence[str] = ()
+    ranges: Sequence[tuple[float, float, int, int]] = ()
+    target_counts: Sequence[int] = ()
+    n_words: int = 0
+    types: Sequence[str] = ()
     categories: Mapping[str, Sequence[str | int]] = field(default_factory=dict)
     ordered: Sequence[str] = ()
     coded: Sequence[str] = ()

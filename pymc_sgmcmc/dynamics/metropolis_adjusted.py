@@ -20,6 +20,27 @@ from pymc_sgmcmc.dynamics.base import (
 from pymc_sgmcmc.matrices import Matrix
 
 
+def log_acceptance(
+    change: Array, gradient_sum: Array, moved: Array, move: Array, step_size: Array
+) -> Array:
+    r"""Logarithm of the ratio :math:`\alpha` of `MetropolisAdjustedLangevin`, of one chain or many.
+
+    Parameters
+    ----------
+    change : array, shape (...,)
+        Of the log density, :math:`\log \pi(\theta^*) - \log \pi(\theta)`.
+    gradient_sum, moved, move : array, shape (..., d)
+        :math:`g + g^*`, :math:`M (g + g^*)` and :math:`\zeta`. Drifts may have any other vectors
+        in the place of both gradients, as functions of the position.
+    step_size : array, shape (...,)
+    """
+    return (
+        change
+        - 0.5 * (gradient_sum * move).sum(-1)
+        - 0.125 * step_size * (gradient_sum * moved).sum(-1)
+    )
+
+
 @dataclass(frozen=True)
 class MetropolisAdjustedLangevin(Dynamics):
     r"""A Langevin proposal that is accepted or rejected so that the posterior is invariant.
@@ -101,12 +122,9 @@ class MetropolisAdjustedLangevin(Dynamics):
         gradient_there = gradient(proposal)
         log_density_there = self.log_density(proposal)
         gradient_sum = gradient_here + gradient_there
-        log_ratio = (
-            log_density_there
-            - log_density
-            - 0.5 * (gradient_sum * move).sum()
-            - 0.125 * step_size * (gradient_sum * (self.preconditioner @ gradient_sum)).sum()
-        )
+        moved = self.preconditioner @ gradient_sum
+        change = log_density_there - log_density
+        log_ratio = log_acceptance(change, gradient_sum, moved, move, step_size)
         log_ratio = pt.switch(pt.isnan(log_ratio), -np.inf, log_ratio)
         accepted = log_uniform < log_ratio
         following = (

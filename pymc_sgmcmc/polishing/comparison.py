@@ -19,6 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
+from pymc_sgmcmc.trace_tools.diagnostics import ess
+
 PROBABILITIES = (0.1, 0.25, 0.5, 0.75, 0.9)
 """These quantiles are compared."""
 
@@ -224,7 +226,5 @@ def _quantiles_of_ordered(ordered: np.ndarray, at: np.ndarray) -> np.ndarray:
 
 def _error(run: np.ndarray) -> np.ndarray:
     """Monte-Carlo standard errors of the means over chains and draws, shape (d,)."""
-    from arviz_stats.base import array_stats  # takes half a second to import
-
-    ess = array_stats.ess(run, chain_axis=0, draw_axis=1, method="mean")
-    return run.std((0, 1)) / np.sqrt(np.where(ess > 0, ess, 1.0))
+    count = ess(run, "mean")
+    return run.std((0, 1)) / np.sqrt(np.where(count > 0, count, 1.0))

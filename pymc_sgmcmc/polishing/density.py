@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
-import pytensor.tensor as pt
-from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.replace import vectorize_graph
 from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import toposort
-from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.compiled import inline_inner_graphs, quick_graphs
+from pymc_sgmcmc.posterior.several_positions import at_several_positions
 from pymc_sgmcmc.posterior.threads import SharedFunction, in_order
 
 TOGETHER_ELEMENTS = 250_000
@@ -23,16 +20,6 @@ elements, 2 MB, which stay in the cache of a core."""
 
 SHORTEST_PIECE = 50
 """A piece has at least this many rows, since each call has a fixed cost."""
-
-COMPARED = 3
-"""The evaluation at several positions together is compared with that one by one at this many."""
-
-TOLERANCE = 1e-6
-"""Both ways agree where they differ by at most this part. In double precision they do so to 1e-12,
-and a wrong axis makes differences of the size of the result."""
-
-SINGLE_TOLERANCE = 1e-3
-"""The same in single precision, which has seven digits."""
 
 COMPARED_ROWS = 2_000
 """Both ways are compared on about this many rows."""
@@ -49,7 +36,7 @@ class FullDensity:
     ----------
     posterior : Posterior
     positions : numpy.ndarray, shape (n, d)
-        Positions at which both ways are compared.
+        Both ways are compared near the first of these.
     threads : int
         So many pieces of the rows are evaluated at the same time.
 
@@ -63,10 +50,35 @@ class FullDensity:
 
     def __init__(self, posterior: Posterior, positions: np.ndarray, threads: int = 1):
         self.posterior, self.passes, self._threads = posterior, 0, threads
-        self._prior: SharedFunction | None = None
-        self._likelihood: SharedFunction | None = None
-        self._width = 1
-        self.together = self._compile(np.asarray(positions, dtype=posterior.dtype))
+        start = np.asarray(positions[0], dtype=posterior.dtype)
+        one, rows = posterior.position_and_rows()
+        count = rows[0].shape[0]
+        prior = [posterior.prior_log_density(one), posterior.prior_gradient(one)]
+        of_rows = [
+            posterior.rows_log_density(one, rows, count),
+            posterior.rows_gradient(one, rows, count),
+        ]
+        self._width = _widest(of_rows, one)
+        some = np.unique(np.linspace(0, posterior.n_rows - 1, COMPARED_ROWS).astype(int))
+
+        def together(
+            outputs: list[TensorVariable],
+            single: Callable[..., tuple[float, np.ndarray]],
+            others: list[TensorVariable],
+            *arrays: np.ndarray,
+        ) -> SharedFunction | None:
+            # An operation with a graph inside would be called once for each position.
+            inlined = rewrite_graph(outputs, include=(), custom_rewrite=inline_inner_graphs)
+            compiled = posterior.compile_for_setup
+            return at_several_positions(inlined, one, others, single, compiled, start, *arrays)
+
+        def of_some(position: np.ndarray, *arrays: np.ndarray) -> tuple[float, np.ndarray]:
+            return posterior.log_likelihood_and_gradient(position, arrays)
+
+        with quick_graphs():
+            self._prior = together(prior, posterior.log_prior_and_gradient, [])
+            self._likelihood = together(of_rows, of_some, rows, *posterior.take(some))
+        self.together = self._prior is not None and self._likelihood is not None
 
     def __call__(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Log densities, shape (n,), and gradients, (n, d), at positions, (n, d).
@@ -88,8 +100,6 @@ class FullDensity:
         """Log density and gradient at one position, which read all rows as well."""
         self.passes += 1
         return self.posterior.log_density_and_gradient(position)
-
-    # --- Evaluation ----------------------------------------------------------------------
 
     def _all_together(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         assert self._prior is not None
@@ -125,87 +135,6 @@ class FullDensity:
 
     def _length(self, count: int) -> int:
         return max(SHORTEST_PIECE, TOGETHER_ELEMENTS // (count * self._width))
-
-    # --- Compilation ---------------------------------------------------------------------
-
-    def _compile(self, positions: np.ndarray) -> bool:
-        """Compile the function of several positions; whether it is right and has a use."""
-        posterior = self.posterior
-        rows = posterior.take(
-            np.unique(np.linspace(0, posterior.n_rows - 1, COMPARED_ROWS).astype(int))
-        )
-        try:
-            with quick_graphs():
-                self._prior, of_rows = self._compiled()
-            together = self._sum(of_rows, positions[:COMPARED], rows)
-        except Exception:  # Operations may fail in any way where they do not allow another axis.
-            return False
-        if _calls_for_each_row(of_rows.function.maker.fgraph):
-            return False
-        apart = self._apart(positions[:COMPARED], rows)
-        tolerance = TOLERANCE if posterior.dtype == "float64" else SINGLE_TOLERANCE
-        for found, expected in zip(together, apart, strict=True):
-            largest = np.abs(expected[np.isfinite(expected)]).max(initial=0)
-            if not np.allclose(
-                found, expected, rtol=tolerance, atol=tolerance * largest, equal_nan=True
-            ):
-                return False
-        self._likelihood = of_rows
-        return True
-
-    def _compiled(self) -> tuple[SharedFunction, SharedFunction]:
-        posterior = self.posterior
-        single, rows = posterior.position_and_rows()
-        several = pt.tensor("positions", shape=(None, None), dtype=posterior.dtype)
-
-        def batched(outputs: Sequence[TensorVariable]) -> list[TensorVariable]:
-            # An operation with a graph inside would be called once for each position.
-            inlined = rewrite_graph(outputs, include=(), custom_rewrite=inline_inner_graphs)
-            return vectorize_graph(inlined, {single: several})
-
-        prior = posterior.compile_for_setup(
-            [several],
-            batched([posterior.prior_log_density(single), posterior.prior_gradient(single)]),
-        )
-        length = rows[0].shape[0]
-        outputs = [
-            posterior.rows_log_density(single, rows, length),
-            posterior.rows_gradient(single, rows, length),
-        ]
-        self._width = _widest(outputs, single)
-        return prior, posterior.compile_for_setup([several, *rows], batched(outputs))
-
-    def _sum(
-        self, of_rows: SharedFunction, positions: np.ndarray, rows: Sequence[np.ndarray]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Log prior plus log likelihood of some rows, and the gradient, by the new functions."""
-        assert self._prior is not None
-        with np.errstate(all="ignore"):
-            first, second = self._of(self._prior, positions), self._of(of_rows, positions, *rows)
-        return first[0] + second[0], first[1] + second[1]
-
-    def _apart(
-        self, positions: np.ndarray, rows: Sequence[np.ndarray]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """The same by the functions of one position."""
-        values, gradients = np.zeros(len(positions)), np.zeros(positions.shape)
-        with np.errstate(all="ignore"):
-            for number, position in enumerate(positions):
-                first = self.posterior.log_prior_and_gradient(position)
-                second = self.posterior.log_likelihood_and_gradient(position, rows)
-                values[number], gradients[number] = first[0] + second[0], first[1] + second[1]
-        return values, gradients
-
-
-def _calls_for_each_row(graph: FunctionGraph) -> bool:
-    """Whether Python calls an operation for each position and row, which takes longer by far.
-
-    One call for each position takes no more than the evaluation one by one.
-    """
-    return any(
-        isinstance(node.op, Blockwise) and node.op.batch_ndim(node) > 1
-        for node in graph.apply_nodes
-    )
 
 
 def _widest(outputs: Sequence[TensorVariable], position: TensorVariable) -> int:

@@ -1,14 +1,14 @@
 r"""Independent chains of MALA with one kernel, advanced together. Arrays only.
 
-A transition of a chain is
+A transition of a chain is that of `dynamics.MetropolisAdjustedLangevin` in coordinates in which the
+preconditioner :math:`L L^\top` is I,
 
 .. math::
-    \theta^* = \theta + L \left(c(\tfrac{h}{2} L^\top \nabla(\theta)) + \sqrt{h}\, \xi\right),
-    \qquad \xi \sim N(0, I),
+    \theta^* = \theta + L \left(\tfrac{h}{2} c(L^\top \nabla(\theta)) + \sqrt{h}\, \xi\right),
+    \qquad \xi \sim N(0, I).
 
-accepted with the probability of Metropolis and Hastings (Roberts and Tweedie 1996), with
-:math:`L L^\top` the preconditioner. The function c shortens long steps, so that chains that begin
-far from the posterior come back (a truncated drift, as they advise in section 1.4.1). The step size
+The function c shortens long drifts, so that chains that begin far from the posterior come back
+(Roberts and Tweedie 1996, section 1.4.1). The step size
 may be multiplied by a factor drawn for each chain and transition. It does not depend on the state,
 so that each transition leaves the posterior as it is. In between there are jumps by the difference
 of two points of a fixed set, with a random sign, which is a symmetric proposal.
@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pymc_sgmcmc.dynamics.metropolis_adjusted import log_acceptance
 from pymc_sgmcmc.matrices import Matrix
 
 type Density = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
@@ -110,19 +111,18 @@ def transition(
     jumped = rng.random() < kernel.jump_probability
     if jumped:
         proposals = propose_jumps(states.positions, kernel.points, rng)
-        correction = np.zeros(n)
         after = States(proposals, *density(proposals))
     else:
         step_sizes = kernel.step_size * rng.choice(kernel.factors, size=(n, 1))
-        noise = rng.standard_normal(states.positions.shape)
-        steps = drift(states.gradients, kernel.root, step_sizes) + np.sqrt(step_sizes) * noise
-        proposals = states.positions + steps @ kernel.root.T
+        moves = np.sqrt(step_sizes) * rng.standard_normal(states.positions.shape)
+        slopes = shortened(states.gradients @ kernel.root, step_sizes)
+        proposals = states.positions + (0.5 * step_sizes * slopes + moves) @ kernel.root.T
         after = States(proposals, *density(proposals))
-        # The noise that would lead back, in the same whitened coordinates.
-        back = -(steps + drift(after.gradients, kernel.root, step_sizes)) / np.sqrt(step_sizes)
-        correction = 0.5 * ((noise**2).sum(1) - (back**2).sum(1))
+        slopes = slopes + shortened(after.gradients @ kernel.root, step_sizes)
     with np.errstate(all="ignore"):
-        log_ratio = after.log_densities - states.log_densities + correction
+        log_ratio = after.log_densities - states.log_densities
+        if not jumped:
+            log_ratio = log_acceptance(log_ratio, slopes, slopes, moves, step_sizes[:, 0])
         # Both log densities may be minus infinity, at a start outside of the support.
         log_ratio = np.nan_to_num(log_ratio, nan=-np.inf, posinf=np.inf, neginf=-np.inf)
         acceptance = np.exp(np.minimum(0.0, log_ratio))
@@ -130,12 +130,11 @@ def transition(
     return _chosen(accepted, after, states), acceptance, jumped
 
 
-def drift(gradients: np.ndarray, root: Matrix, step_sizes: np.ndarray) -> np.ndarray:
-    """Drifts in whitened coordinates, shape (n, d), shortened where they are long."""
-    drifts = 0.5 * step_sizes * (gradients @ root)
-    lengths = np.sqrt((drifts**2).sum(1, keepdims=True))
-    longest = LONGEST_DRIFT * np.sqrt(step_sizes * drifts.shape[1])
-    return drifts * (longest / np.maximum(lengths, longest))
+def shortened(gradients: np.ndarray, step_sizes: np.ndarray) -> np.ndarray:
+    """Whitened gradients, (n, d), those of long drifts shortened for step sizes of shape (n, 1)."""
+    lengths = 0.5 * step_sizes * np.sqrt((gradients**2).sum(1, keepdims=True))
+    longest = LONGEST_DRIFT * np.sqrt(step_sizes * gradients.shape[1])
+    return gradients * (longest / np.maximum(lengths, longest))
 
 
 def propose_jumps(

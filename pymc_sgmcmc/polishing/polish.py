@@ -25,26 +25,22 @@ from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.position import given_model
 from pymc_sgmcmc.record import (
     ACCURACY,
-    POSITION,
     QUADRATURE_POINTS,
-    STEP_METHODS,
     integrated_out,
-    labels_of,
     settings_of,
     stored_local,
     stored_rows,
 )
 from pymc_sgmcmc.sampling.trace import groups_of_positions
 from pymc_sgmcmc.trace_tools.affine_map import calibrate
-from pymc_sgmcmc.trace_tools.gradients import changed_data, unconstrained_draws
+from pymc_sgmcmc.trace_tools.gradients import check_same_model, unconstrained_draws
 from pymc_sgmcmc.trace_tools.reader import (
     check_constant,
-    check_same_draws,
-    check_sample_dims,
+    check_finite,
     check_trace,
     every_nth,
-    first_of,
     has_gradients,
+    read_positions,
     read_run,
 )
 from pymc_sgmcmc.tuning import VARIANCE_INFLATION
@@ -275,19 +271,11 @@ def _read(idata: DataTree, model: pm.Model) -> tuple[pm.Model, Posterior, np.nda
     if names:
         model = marginalize(model, names, points=settings.get(QUADRATURE_POINTS))
     posterior = Posterior(model, rows=stored_rows(settings))
-    positions = _stored_positions(idata, settings, posterior)
+    check_same_model(idata, joint, posterior.labels)
+    positions = read_positions(idata)
     if positions is None:
         positions = unconstrained_draws(idata, model, posterior)
-    if changed := changed_data(idata, joint):
-        raise ValueError(
-            f"`model` should be the one that was sampled, but has other values of "
-            f"{', '.join(changed)}. Pass that model with its data, or sample again."
-        )
-    if not np.isfinite(positions).all():
-        raise ValueError(
-            "All draws should be finite, but some are not: a chain diverged. Leave it out, "
-            "`idata.sel(chain=[...])`, or sample again with a smaller step size."
-        )
+    check_finite(tuple(range(len(positions))), positions)
     if positions.shape[0] * positions.shape[1] < FEWEST:
         raise ValueError(
             f"The trace should have at least {FEWEST} draws, but has {positions.shape[0]} chains "
@@ -295,31 +283,6 @@ def _read(idata: DataTree, model: pm.Model) -> tuple[pm.Model, Posterior, np.nda
         )
     check_constant(every_nth(positions), posterior.labels)
     return model, posterior, positions
-
-
-def _stored_positions(
-    idata: DataTree, settings: dict[str, Any], posterior: Posterior
-) -> np.ndarray | None:
-    """Positions in the trace, None where it has none of all variables together."""
-    stats = idata.children.get("sample_stats")
-    if stats is None or POSITION not in stats.data_vars or STEP_METHODS in settings:
-        return None
-    check_sample_dims(stats)
-    values = np.asarray(stats[POSITION].transpose("chain", "draw", ...))
-    if values.ndim != 3 or values.dtype.kind not in "fiu":
-        return None
-    check_same_draws(idata, values.shape)
-    stored = labels_of(idata, values.shape[-1])
-    unlabelled = tuple(f"position[{number}]" for number in range(len(stored)))
-    if stored != posterior.labels and not (
-        stored == unlabelled and len(stored) == posterior.dimension
-    ):
-        raise ValueError(
-            "`model` should be the one that was sampled, but has the coordinates "
-            f"{first_of(posterior.labels)}, where the run had {first_of(stored)}. Pass that model, "
-            "or sample again."
-        )
-    return values.astype(float)
 
 
 def _stated_bias(idata: DataTree) -> float:

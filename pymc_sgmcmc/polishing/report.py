@@ -12,6 +12,7 @@ from pymc_sgmcmc.polishing.chains import is_known
 from pymc_sgmcmc.polishing.comparison import PROBABILITIES, Shifts, compare, doubt
 from pymc_sgmcmc.polishing.modes import Mode
 from pymc_sgmcmc.record import LARGEST_MEAN_ERROR
+from pymc_sgmcmc.trace_tools.diagnostics import ess_and_r_hat
 from pymc_sgmcmc.trace_tools.verdict import (
     LARGEST_R_HAT,
     MEAN_OFF,
@@ -21,7 +22,6 @@ from pymc_sgmcmc.trace_tools.verdict import (
     TOO_LARGE,
     TOO_SMALL,
     UNKNOWN,
-    ess_and_r_hat,
 )
 
 SHAPE_OFF = "quantiles off"

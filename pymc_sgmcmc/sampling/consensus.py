@@ -41,7 +41,8 @@ from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.pymc_hook import log
 from pymc_sgmcmc.step_methods.sgld import SGLDCV
 from pymc_sgmcmc.trace_tools.bias import bias_warnings
-from pymc_sgmcmc.trace_tools.verdict import ess_and_r_hat, of_convergence
+from pymc_sgmcmc.trace_tools.diagnostics import ess_and_r_hat
+from pymc_sgmcmc.trace_tools.verdict import of_convergence
 
 GAUSSIAN, AVERAGE, SEMIPARAMETRIC = "gaussian", "average", "semiparametric"
 """These are the ways to combine the draws of the shards."""

@@ -25,9 +25,9 @@ from pymc_sgmcmc.record import RECORD, STATISTICS, finish
 from pymc_sgmcmc.stages import log
 
 REPORTS = (
+    "pymc_sgmcmc.trace_tools.bias:measure_means",
     "pymc_sgmcmc.trace_tools.bias:bias_warnings",
     "pymc_sgmcmc.trace_tools.local_draws:local_warnings",
-    "pymc_sgmcmc.trace_tools.bias:mean_warnings",
     "pymc_sgmcmc.trace_tools.predictive_density:minibatch_warnings",
 )
 """Each of these functions gives messages to log at the end of a run, from its trace and its model.
@@ -115,7 +115,7 @@ def _messages(idata: DataTree, model: Model) -> list[str]:
             messages.extend(report(idata, model))
         except ValueError as error:  # The message says what the report needs, such as more draws.
             messages.append(f"The bias of the run is not known. {error}")
-    return messages
+    return list(dict.fromkeys(messages))  # Reports may need the same.
 
 
 def _is_ours(idata: DataTree) -> bool:

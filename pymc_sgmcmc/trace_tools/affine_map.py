@@ -15,11 +15,10 @@ import numpy as np
 from scipy import linalg
 
 from pymc_sgmcmc.errors import CalibrationError
-from pymc_sgmcmc.matrices import covariance_root, matrix_root
-from pymc_sgmcmc.stein import Estimate
+from pymc_sgmcmc.matrices import covariance_root
+from pymc_sgmcmc.stein import STANDARD_ERRORS, Estimate, beyond_doubt
 from pymc_sgmcmc.trace_tools.moments import StoredMoments
 from pymc_sgmcmc.trace_tools.reader import StoredRun, chunks, every_nth, root_of_draws
-from pymc_sgmcmc.trace_tools.verdict import STANDARD_ERRORS, beyond_doubt
 from pymc_sgmcmc.trace_tools.whitening import Whitening
 
 GROUPS = 40
@@ -116,9 +115,7 @@ class Calibration:
         return np.hypot(self.monte_carlo_error, self.nonlinear_error)
 
 
-def calibrate(
-    run: StoredRun, method: str = "slope", stored: StoredMoments | None = None
-) -> Calibration:
+def calibrate(run: StoredRun, stored: StoredMoments | None = None) -> Calibration:
     """Find the affine map for the positions of a run, from its draws or from stored moments.
 
     Raises
@@ -126,7 +123,7 @@ def calibrate(
     CalibrationError
         Where the correction would not be valid.
     ValueError
-        Where the method cannot be applied to the run.
+        Where the moments have no products, or too few groups.
     """
     d = run.dimension
     count = run.positions.shape[0] * run.positions.shape[1]
@@ -136,20 +133,8 @@ def calibrate(
             f"{d} coordinates should have at least {needed} draws, but the trace has {count}. "
             "Sample again with more `draws`."
         )
-    if method == "second_moment":
-        if run.law is None:
-            raise ValueError(
-                "method='second_moment' needs a trace of SGLD, SGLDCV or ULA with constant step "
-                f"sizes, but got one of {run.settings.get('sampler', 'an unknown step method')}. "
-                "Use method='slope'."
-            )
-        if stored is not None:
-            raise ValueError(
-                "`moments=True` should have method='slope', but got method='second_moment'. Leave "
-                "one of them out."
-            )
     if stored is None:
-        origin, sums = _sums_of_draws(run, products_of_gradients=method == "second_moment")
+        origin, sums = _sums_of_draws(run)
     else:
         origin, sums = stored.origin, _sums_of_moments(stored)
     whole, left_out = sums.whole(), sums.leave_one_out()
@@ -159,12 +144,9 @@ def calibrate(
     except ValueError as error:
         raise CalibrationError(str(error)) from None
 
-    def precision(part: _Sums) -> np.ndarray:
-        return part.slope() if method == "slope" else _langevin_precision(part, run)
-
     # In coordinates in which the chains have unit covariance the precision is their inflation.
-    raw = root.T @ precision(whole) @ root
-    precisions = [precision(part) for part in left_out]
+    raw = root.T @ whole.slope() @ root
+    precisions = [part.slope() for part in left_out]
     raw_left_out = np.array([root.T @ matrix @ root for matrix in precisions])
     symmetric_left_out = (raw_left_out + raw_left_out.swapaxes(1, 2)) / 2
     symmetric, kept = shrink((raw + raw.T) / 2, symmetric_left_out)
@@ -298,8 +280,7 @@ def _shrunk_log_sds(sums: _Sums, precision: np.ndarray, kept: tuple[float, float
 class _Sums(NamedTuple):
     """Sums over draws of positions x, from an origin, and gradients g, and of their products.
 
-    Products of gradients are weighted by the step sizes of their chains. The first axis of each
-    array numbers the groups of draws, except in the sums over all groups.
+    The first axis of each array numbers the groups of draws, except in the sums over all groups.
     """
 
     counts: np.ndarray
@@ -307,7 +288,6 @@ class _Sums(NamedTuple):
     g: np.ndarray
     xx: np.ndarray
     xg: np.ndarray
-    gg: np.ndarray
 
     def whole(self) -> _Sums:
         """Sums over all groups."""
@@ -367,17 +347,16 @@ def _sums_of_moments(stored: StoredMoments) -> _Sums:
         g=grouped(stored.group_gradient),
         xx=grouped(stored.position_position),
         xg=grouped(stored.position_gradient),
-        gg=np.empty((chains * per_chain, 0, 0)),
     )
 
 
-def _sums_of_draws(run: StoredRun, products_of_gradients: bool) -> tuple[np.ndarray, _Sums]:
+def _sums_of_draws(run: StoredRun) -> tuple[np.ndarray, _Sums]:
     """An origin near the draws, and sums in about `GROUPS` groups."""
     chains, draws, d = run.positions.shape
     per_chain = min(max(1, -(-GROUPS // chains)), draws)
     groups = chains * per_chain
     origin = every_nth(run.positions).mean((0, 1))
-    shapes = ((), (d,), (d,), (d, d), (d, d), (d, d) if products_of_gradients else (0, 0))
+    shapes = ((), (d,), (d,), (d, d), (d, d))
     sums = _Sums(*(np.zeros((groups, *shape)) for shape in shapes))
     bounds = np.linspace(0, draws, per_chain + 1).astype(int)
     for group in range(groups):
@@ -391,25 +370,7 @@ def _sums_of_draws(run: StoredRun, products_of_gradients: bool) -> tuple[np.ndar
             sums.g[group] += g.sum(0)
             sums.xx[group] += x.T @ x
             sums.xg[group] += x.T @ g
-            if products_of_gradients:
-                assert run.step_sizes is not None
-                sums.gg[group] += run.step_sizes[chain] * g.T @ g
     return origin, sums
-
-
-def _langevin_precision(sums: _Sums, run: StoredRun) -> np.ndarray:
-    """The symmetric precision H for which the covariance of the chain is stationary."""
-    M, d = run.preconditioner, run.dimension
-    root = matrix_root(M, "The preconditioner in the trace").dense()
-    scaled = linalg.solve_triangular(root, sums.covariance(), lower=True)
-    scaled = linalg.solve_triangular(root, scaled.T, lower=True)
-    assert run.law is not None
-    assert run.step_sizes is not None
-    scaled += (1 - run.law.of_curvature) * run.step_sizes.mean() / 4 * np.eye(d)
-    right = 2 * np.eye(d) + 0.5 * root.T @ (sums.gg / sums.counts) @ root
-    whitened = linalg.solve_continuous_lyapunov(scaled, right)
-    inverse = linalg.solve_triangular(root, np.eye(d), lower=True)
-    return inverse.T @ whitened @ inverse
 
 
 # --- Where the correction is refused --------------------------------------------------------

@@ -12,63 +12,24 @@ import pymc as pm
 from xarray import DataTree
 
 from pymc_sgmcmc.checks import positive_number
-from pymc_sgmcmc.dynamics.law import LAWS
 from pymc_sgmcmc.posterior.position import given_model
-from pymc_sgmcmc.record import (
-    COMPUTED,
-    LARGEST_MEAN_ERROR,
-    LAW,
-    MEAN_SHIFT,
-    MIRRORED,
-    SETTINGS,
-    labels_of,
-    settings_of,
-    stored_matrix,
-)
-from pymc_sgmcmc.stein import (
-    Estimate,
-    batch_means,
-    mean_gradient_test,
-    stein_variance_error,
-)
-from pymc_sgmcmc.trace_tools.divergence import LARGEST_POSITION
-from pymc_sgmcmc.trace_tools.half_step import (
-    AXES,
-    check_rerun,
-    half_step_error,
-    store,
-    stored,
-)
-from pymc_sgmcmc.trace_tools.reader import diverged, read_run, remedy_of_divergence
+from pymc_sgmcmc.record import COMPUTED, LARGEST_MEAN_ERROR, MIRRORED, settings_of
+from pymc_sgmcmc.trace_tools.errors import errors_of
+from pymc_sgmcmc.trace_tools.half_step import check_rerun, half_step_error, store
+from pymc_sgmcmc.trace_tools.reader import read_run
 from pymc_sgmcmc.trace_tools.verdict import (
-    LARGEST_R_HAT,
-    SECOND_MOMENT,
-    SMALLEST_ESS,
-    SMALLEST_PROBABILITY,
-    STEIN,
-    beyond_doubt,
-    called_bias,
+    WRONG,
     draws_needed,
-    ess_and_r_hat,
-    of_convergence,
-    of_divergence,
-    of_mean_gradient,
+    objection,
     overall,
-    remedy,
-    remedy_of_convergence,
-    remedy_of_small,
+    verdict_of_run,
     verdicts,
 )
-from pymc_sgmcmc.tuning import VARIANCE_INFLATION
 
 log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
 
 SHRUNK = 0.5
 """Means are measured where tuning made the computed step size smaller than by this factor."""
-
-CHECKED_COORDINATES = 200
-"""At the end of a run the convergence of at most this number of coordinates is judged, the slowest
-ones. This takes half a second."""
 
 
 def bias_report(
@@ -199,67 +160,43 @@ def bias_report(
     """
     if rerun or model is not None:
         model = given_model(model)
-    positions, gradients, step_sizes, reasons = _stored(idata)
-    labels = labels_of(idata, positions.shape[-1])
-    settings = settings_of(idata)
     if bias is not None and positive_number("bias", bias) >= 1:
         raise ValueError(f"`bias` should be in (0, 1), but got {bias!r}.")
-    stated = float(bias if bias is not None else settings.get("bias", VARIANCE_INFLATION))
-    if rerun:
-        check_rerun(idata, settings, model)
-
-    error, stein, method = _variance_errors(idata, positions, gradients, step_sizes)
-    mean, sd = positions.mean((0, 1)), positions.std((0, 1), ddof=1)
-    measured = stored(idata)
+    measured = None
     if rerun:
         assert model is not None
+        read_run(idata, agreeing_chains=False, diverged_chains=True)  # The pairs take longer.
+        settings = settings_of(idata)
+        check_rerun(idata, settings, model)
         measured = half_step_error(idata, settings, model, random_seed, compile_kwargs)
-    unknown = Estimate(*np.full((2, len(sd)), np.nan))
-    mean_error, rerun_error = measured or (unknown, unknown)
-    ess, r_hat = ess_and_r_hat(positions)
-    report = pd.DataFrame(
-        {
-            "mean": mean,
-            "sd": sd,
-            "sd_se": _mcse(positions, "sd") / sd,
-            "variance_error": error.value,
-            "variance_error_se": error.standard_error,
-            "stein_error": stein.value,
-            "stein_error_se": stein.standard_error,
-            "rerun_error": rerun_error.value,
-            "rerun_error_se": rerun_error.standard_error,
-            "predicted_mean_error": _predicted(idata, error.value),
-            "mean_error": mean_error.value,
-            "mean_error_se": mean_error.standard_error,
-            "extrapolated": mean - sd * mean_error.value,
-            "extrapolated_se": np.hypot(_mcse(positions, "mean"), sd * mean_error.standard_error),
-            "ess_bulk": ess,
-            "r_hat": r_hat,
-        },
-        index=pd.Index(labels, name="coordinate"),
-    )
-    report["verdict"] = "diverged" if reasons else verdicts(report, stated, method)
-    report["draws_needed"] = draws_needed(report, stated, method, positions.shape[1])
-    probability = mean_gradient_test(gradients, _moved(idata, gradients))
-    called = f"the {called_bias(bias, settings)} {stated:.3g}"
+    errors = errors_of(idata, bias=bias, measured=measured)
+    report = errors.frame()
+    report["verdict"], report["draws_needed"] = verdicts(errors), draws_needed(errors)
     report.attrs = {
-        "bias": stated,
-        "bias_called": called_bias(bias, settings),
-        "method": method,
-        "gradient_probability": probability,
-        "verdict": overall(
-            report, stated, called, probability, settings, reasons, positions.shape[1]
-        ),
+        "bias": errors.stated,
+        "bias_called": errors.called,
+        "method": errors["variance_error"].source,
+        "gradient_probability": errors.probability,
+        "verdict": overall(errors),
     }
     return report
 
 
-def mean_warnings(idata: DataTree, model: pm.Model) -> list[str]:
-    """Measure errors of moments at the end of a run where they may be large, and warn of such.
+def bias_warnings(idata: DataTree, model: pm.Model | None = None) -> list[str]:
+    """The verdict at the end of a run where it is wrong, none where nothing speaks against it."""
+    if MIRRORED in settings_of(idata):  # The gradients say nothing of the variances.
+        return []
+    errors = errors_of(idata, brief=True)
+    if verdict_of_run(errors) not in WRONG:
+        return []
+    return [f"{overall(errors)} `bias_report(idata)` has all coordinates."]
+
+
+def measure_means(idata: DataTree, model: pm.Model) -> list[str]:
+    """Measure errors of moments at the end of a run where they may be large, into the trace.
 
     They may be where the skewness at the centre predicts it, and where tuning found the posterior
-    far from the Gaussian there, so that it made the step much smaller. The errors are written into
-    the trace.
+    far from the Gaussian there, so that it made the step much smaller. There are no messages.
     """
     settings = settings_of(idata)
     if MIRRORED in settings:
@@ -268,184 +205,16 @@ def mean_warnings(idata: DataTree, model: pm.Model) -> list[str]:
         check_rerun(idata, settings, model)
     except ValueError:
         return []
-    positions, gradients, step_sizes, reasons = _stored(idata)
-    if reasons:
-        return []
-    variance_error, _, _ = _variance_errors(idata, positions, gradients, step_sizes)
-    predicted = np.abs(_predicted(idata, variance_error.value))
+    errors = errors_of(idata, brief=True)
     computed = settings["step_size"] if settings["step_size_from"] == COMPUTED else 0.0
-    shrunk = np.mean(step_sizes[:, -1]) < SHRUNK * computed
-    if not (shrunk or (predicted > LARGEST_MEAN_ERROR / 2).any()):
-        return []
-    ess, r_hat = ess_and_r_hat(positions)
-    if ess.min() < SMALLEST_ESS or r_hat.max() > LARGEST_R_HAT:
+    shrunk = float(idata["sample_stats"]["step_size"][:, -1].mean()) < SHRUNK * computed
+    large = np.abs(errors["predicted_mean_error"].value) > LARGEST_MEAN_ERROR / 2
+    if errors.diverged or objection(errors) is not None or not (shrunk or large.any()):
         return []
     log.info(
         "The posterior is skewed: pairs of chains at the whole and at half the step size measure "
         "the errors of means and variances. They take at most a quarter of the gradients of the "
         "run."
     )
-    errors = half_step_error(idata, settings, model, 0, None, most=0.25)
-    store(idata, errors)
-    labels = labels_of(idata, positions.shape[-1])
-    stated = float(settings.get("bias", VARIANCE_INFLATION))
-    sure = beyond_doubt(len(labels))
-    means = (
-        f"Means of {{}} are off by more than {LARGEST_MEAN_ERROR:g} standard deviations",
-        "Use a smaller `bias`, or the corrected means `bias_report(idata).extrapolated`.",
-    )
-    variances = (
-        f"Variances of {{}} are off by more than {stated:.3g} of themselves",
-        "Use a smaller `bias`.",
-    )
-    return _off(errors.mean, sure, LARGEST_MEAN_ERROR, labels, *means) + _off(
-        errors.variance, sure, stated, labels, *variances
-    )
-
-
-def bias_warnings(idata: DataTree, model: pm.Model | None = None) -> list[str]:
-    """Warnings at the end of a run, none where it met the stated accuracy, or there is none."""
-    settings = settings_of(idata)
-    if MIRRORED in settings:  # The gradients say nothing of the variances.
-        return []
-    positions, gradients, step_sizes, reasons = _stored(idata)
-    if reasons:
-        return [f"{of_divergence(reasons)} {remedy_of_divergence(settings)}."]
-    labels = labels_of(idata, positions.shape[-1])
-    error, stein, method = _variance_errors(idata, positions, gradients, step_sizes)
-    stated = float(settings.get("bias", VARIANCE_INFLATION))
-    convergence = objection_to_convergence(idata, positions, gradients, labels)
-    if convergence is not None:
-        advice = remedy_of_convergence(float(error.value.max()), stated, settings)
-        return [f"Not converged: {convergence} {advice} `bias_report(idata)` has all coordinates."]
-    called, see = called_bias(None, settings), "See `bias_report(idata)`."
-    for each, of_method in ((error, method), (stein, STEIN)):
-        sure = beyond_doubt(len(labels), of_method)
-        larger = Estimate(np.maximum(each.value, 0.0), each.standard_error)
-        said = f"The variance of {{}} is too large by more than the {called} {stated:.3g}"
-        advice = f"{remedy(max(stated, float(each.value.max())), stated, settings)} {see}"
-        if found := _off(larger, sure, stated, labels, said, advice):
-            return found
-    smaller = Estimate(np.maximum(-stein.value, 0.0), stein.standard_error)
-    advice = f"{remedy_of_small(float(smaller.value.max()))} {see}"
-    return _off(
-        smaller,
-        beyond_doubt(len(labels)),
-        stated,
-        labels,
-        "The variance of {} is too small",
-        advice,
-    )
-
-
-def _off(
-    error: Estimate, sure: float, bound: float, labels: tuple[str, ...], said: str, advice: str
-) -> list[str]:
-    """A warning of the coordinates whose error is beyond doubt larger than a bound, if any is.
-
-    `said` begins the sentence, with a place for what is counted.
-    """
-    size = np.abs(error.value)
-    off = size - sure * error.standard_error > bound
-    if not off.any():
-        return []
-    worst = int(np.argmax(np.where(off, size, -np.inf)))
-    counted = said.format(f"{int(off.sum())} of {len(labels)} coordinates")
-    by = f"{error.value[worst]:.2g}"
-    return [f"{counted}, most of all that of {labels[worst]}, by {by}. {advice}"]
-
-
-# --- Parts ----------------------------------------------------------------------------------
-
-
-def objection_to_convergence(
-    idata: DataTree, positions: np.ndarray, gradients: np.ndarray, labels: tuple[str, ...]
-) -> str | None:
-    """What R-hat, effective draws and the mean gradient say against a run, None if nothing."""
-    slow = _slowest(positions)
-    objection = of_convergence(
-        *ess_and_r_hat(positions[..., slow]), tuple(labels[number] for number in slow), len(labels)
-    )
-    if objection is None:
-        probability = mean_gradient_test(gradients, _moved(idata, gradients))
-        if probability < SMALLEST_PROBABILITY:
-            objection = of_mean_gradient(probability)
-    return objection
-
-
-def _stored(
-    idata: DataTree,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict[Any, str]]:
-    """Positions, gradients, step sizes of the draws, and chains that diverged with reasons."""
-    run = read_run(idata, agreeing_chains=False, diverged_chains=True)
-    if run.step_sizes_of_draws is None:
-        raise ValueError(
-            "The trace should have `step_size` in `sample_stats`, but has not. Sample with a step "
-            "method of pymc_sgmcmc, as by `pm.sample(step=SGLDCV())`."
-        )
-    positions, gradients = run.positions.astype(float), run.gradients.astype(float)
-    found = diverged(idata, positions, gradients, run.chains)
-    reasons = {chain: reason for chain, reason in found.items() if reason is not None}
-    if reasons:
-        limits = (-LARGEST_POSITION, LARGEST_POSITION)
-        positions, gradients = (np.clip(values, *limits) for values in (positions, gradients))
-    return positions, gradients, run.step_sizes_of_draws, reasons
-
-
-def _mcse(positions: np.ndarray, method: str) -> np.ndarray:
-    from arviz_stats.base import array_stats  # takes half a second to import
-
-    return array_stats.mcse(positions, method=method, **AXES)
-
-
-def _slowest(positions: np.ndarray) -> np.ndarray:
-    """Numbers of the coordinates with the longest autocorrelation times, by batch means.
-
-    R-hat and effective draws take milliseconds for a coordinate, and positions may be very long.
-    """
-    if positions.shape[-1] <= CHECKED_COORDINATES:
-        return np.arange(positions.shape[-1])
-    times = batch_means(positions).var(0) / positions.var((0, 1))
-    return np.sort(np.argsort(-times, kind="stable")[:CHECKED_COORDINATES])
-
-
-def _variance_errors(
-    idata: DataTree, positions: np.ndarray, gradients: np.ndarray, step_sizes: np.ndarray
-) -> tuple[Estimate, Estimate, str]:
-    """Variance errors by the best method for the run and by Stein's identity, and the first's name.
-
-    With the covariance M of the posterior as preconditioner Stein's identity of each coordinate
-    holds for its variance alone. The plain one has a larger Monte-Carlo error where coordinates are
-    correlated.
-    """
-    stein = stein_variance_error(positions, _moved(idata, gradients))
-    preconditioner, precision = (
-        stored_matrix(idata[SETTINGS], name) if SETTINGS in idata.children else None
-        for name in ("preconditioner", "precision")
-    )
-    law = LAWS.get(settings_of(idata).get(LAW, ""))
-    if law is None or preconditioner is None or precision is None:
-        return stein, stein, STEIN
-    error = law.variance_error(gradients, step_sizes, preconditioner, precision)
-    return error, stein, SECOND_MOMENT
-
-
-def _moved(idata: DataTree, gradients: np.ndarray) -> np.ndarray:
-    """Gradients times the preconditioner over its diagonal, or as they are where there is none."""
-    preconditioner = None
-    if SETTINGS in idata.children:
-        preconditioner = stored_matrix(idata[SETTINGS], "preconditioner")
-    if preconditioner is None:
-        return gradients
-    return gradients @ preconditioner / preconditioner.diagonal()
-
-
-def _predicted(idata: DataTree, variance_error: np.ndarray) -> np.ndarray:
-    """Error of each mean by the skewness at the centre, NaN where that is not known.
-
-    The size is in posterior standard deviations and to first order, see `Center`.
-    """
-    if SETTINGS not in idata.children or MEAN_SHIFT not in idata[SETTINGS].data_vars:
-        return np.full(len(variance_error), np.nan)
-    shift = np.asarray(idata[SETTINGS][MEAN_SHIFT], dtype=float)
-    return shift * max(0.0, float(variance_error.max()))
+    store(idata, half_step_error(idata, settings, model, 0, None, most=0.25))
+    return []

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 import pymc as pm
-import xarray as xr
 from xarray import DataTree
 
-from pymc_sgmcmc.record import ACCURACY, DIMENSION, UNCALIBRATED, groups_of
+from pymc_sgmcmc.record import ACCURACY, UNCALIBRATED, groups_of
 from pymc_sgmcmc.trace_tools.affine_map import map_between
 from pymc_sgmcmc.trace_tools.moved import PositionVariables, mapped, moved_groups
 from pymc_sgmcmc.trace_tools.reader import check_trace, read_run
@@ -52,7 +51,7 @@ def with_stated_errors(
         }
         groups = moved | {f"{UNCALIBRATED}{name}": group for name, group in replaced.items()}
     sizes = idata["posterior"].sizes
-    groups[ACCURACY] = _dataset(errors, labels or read_run(idata).labels).assign_attrs(
+    groups[ACCURACY] = errors.dataset(labels or read_run(idata).labels).assign_attrs(
         {
             **attributes,
             "calibrated": int(errors.covariance is not None),
@@ -61,12 +60,6 @@ def with_stated_errors(
         }
     )
     return DataTree.from_dict(groups, name=idata.name)
-
-
-def _dataset(errors: StatedErrors, labels: tuple[str, ...]) -> xr.Dataset:
-    names = ("mean", "mean_error", "mean_bias", "sd", "sd_error", "sd_bias")
-    arrays = {name: (DIMENSION, getattr(errors, name)) for name in names}
-    return xr.Dataset(arrays, coords={DIMENSION: list(labels)})
 
 
 def uncalibrated(idata: DataTree) -> DataTree:

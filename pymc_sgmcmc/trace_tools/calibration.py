@@ -6,7 +6,6 @@ import pymc as pm
 import xarray as xr
 from xarray import DataTree
 
-from pymc_sgmcmc.checks import one_of
 from pymc_sgmcmc.errors import CalibrationError
 from pymc_sgmcmc.record import MOMENTS
 from pymc_sgmcmc.trace_tools.affine_map import Calibration, FewDrawsError, calibrate
@@ -23,15 +22,11 @@ from pymc_sgmcmc.trace_tools.variables import posterior_of
 GROUP = "stein_calibration"
 """This group of a calibrated trace has the correction and its errors."""
 
-METHODS = ("slope", "second_moment")
-"""These are the names of the two methods that give the precision."""
-
 
 def stein_calibrate(
     idata: DataTree,
     model: pm.Model | None = None,
     *,
-    method: str = "slope",
     moments: bool = False,
 ) -> DataTree:
     r"""Correct the covariance of draws for the bias of the chain, by its own gradients.
@@ -62,16 +57,9 @@ def stein_calibrate(
         Needed where the posterior has variables other than those of the position, such as
         transformed variables and deterministics. It is also needed where the trace has no stored
         gradients, which are then computed by `gradients`.
-    method : {"slope", "second_moment"}
-        "second_moment" is for `SGLD`, `SGLDCV` and `ULA` alone. It computes :math:`\hat H` from the
-        covariance of the chain, the step size and the preconditioner. A chain at stationarity
-        leaves its second moments as they are, so that :math:`\Lambda H M + M H \Lambda = 2M +
-        \tfrac{h}{2} M \mathrm{E}[\hat\nabla \hat\nabla^\top] M`. This does not need to know which
-        gradient belongs to which position, but has the Monte-Carlo error of :math:`\Lambda`, which
-        the slope does not have.
     moments : bool
         Take :math:`\Lambda` and S from ``idata["sgmcmc_moments"]``, which has sums over all
-        transitions of the run, whichever draws are in the trace now. For ``method="slope"`` only.
+        transitions of the run, whichever draws are in the trace now.
 
     Returns
     -------
@@ -79,9 +67,9 @@ def stein_calibrate(
         The trace with corrected `posterior` and `position`, and with a group
         ``stein_calibration``. This group has ``sd_ratio``, the stated relative error ``sd_error``
         with its parts ``monte_carlo_error`` and ``nonlinear_error``, ``covariance``, ``center`` and
-        ``map``. Its attributes are ``method``, ``third_order``, ``asymmetry`` and the shares that
-        shrinkage kept. The gradients, and groups that were computed from the draws (posterior
-        predictive, log likelihood), are left out, since they belong to the draws before.
+        ``map``. Its attributes are ``third_order``, ``asymmetry`` and the shares that shrinkage
+        kept. The gradients, and groups that were computed from the draws (posterior predictive, log
+        likelihood), are left out, since they belong to the draws before.
 
     Raises
     ------
@@ -111,16 +99,15 @@ def stein_calibrate(
     >>> calibrated["posterior"]["x"].std().item()
     1.000
     """
-    one_of("method", method, METHODS)
     idata = with_gradients(idata, model)
     run = read_run(idata)
     check_mean_gradient(run)
     variables = PositionVariables.of(posterior_of(idata), run, model)
     stored = read_moments(idata) if moments else None
     try:
-        calibration = calibrate(run, method, stored)
+        calibration = calibrate(run, stored)
     except FewDrawsError as error:
-        if moments or MOMENTS not in idata.children or method != "slope":
+        if moments or MOMENTS not in idata.children:
             raise
         raise CalibrationError(
             f"{error} The trace has moments of all transitions, which say more: use `moments=True`."
@@ -128,7 +115,7 @@ def stein_calibrate(
     positions = mapped(run.positions, calibration.center, calibration.map, calibration.center)
     groups = moved_groups(idata, variables, positions)
     dim = str(groups["sample_stats"]["position"].dims[-1])
-    groups[GROUP] = _report(calibration, run, dim).assign_attrs(method=method)
+    groups[GROUP] = _report(calibration, run, dim)
     return DataTree.from_dict(groups, name=idata.name)
 
 

@@ -14,8 +14,17 @@ from pymc_sgmcmc.posterior.graphs import leaf_value
 from pymc_sgmcmc.posterior.position import given_model
 from pymc_sgmcmc.posterior.support import bounded_variables
 from pymc_sgmcmc.posterior.transforms import unconstrain
-from pymc_sgmcmc.record import DIMENSION, SETTINGS, groups_of, settings_of, stored_rows
-from pymc_sgmcmc.trace_tools.reader import check_same_draws, check_trace, has_gradients
+from pymc_sgmcmc.record import (
+    DIMENSION,
+    POSITION,
+    SETTINGS,
+    STEP_METHODS,
+    groups_of,
+    labels_of,
+    settings_of,
+    stored_rows,
+)
+from pymc_sgmcmc.trace_tools.reader import check_same_draws, check_trace, first_of, has_gradients
 from pymc_sgmcmc.trace_tools.variables import posterior_of
 
 
@@ -125,6 +134,23 @@ def changed_data(idata: DataTree, model: pm.Model) -> list[str]:
             if values is not None and not np.array_equal(values, stored.values, equal_nan=True):
                 changed.append(f"`{name}`")
     return changed
+
+
+def check_same_model(idata: DataTree, model: pm.Model, labels: tuple[str, ...]) -> None:
+    """Raise a ValueError where a model has other coordinates, with these labels, or other data.
+
+    Traces without labels, and of compound steps, say nothing of all coordinates.
+    """
+    stored, changed = labels_of(idata, len(labels)), changed_data(idata, model)
+    what = f"other values of {', '.join(changed)}" if changed else ""
+    unlabelled = tuple(f"{POSITION}[{number}]" for number in range(len(labels)))
+    if stored not in (labels, unlabelled) and STEP_METHODS not in settings_of(idata):
+        what = f"the coordinates {first_of(labels)}, but the run had {first_of(stored)}"
+    if what:
+        raise ValueError(
+            f"`model` should be the one that was sampled, but has {what}. Pass that model with its "
+            "data, or sample again."
+        )
 
 
 def _check_data(idata: DataTree, model: pm.Model) -> None:

@@ -39,7 +39,8 @@ from pymc_sgmcmc.record import (
 from pymc_sgmcmc.stein import Estimate
 from pymc_sgmcmc.step_methods.repeat import repeated_step
 from pymc_sgmcmc.step_methods.settings import GRADIENTS
-from pymc_sgmcmc.trace_tools.gradients import changed_data
+from pymc_sgmcmc.trace_tools.diagnostics import ess, mcse
+from pymc_sgmcmc.trace_tools.gradients import check_same_model
 
 BY_HAND = "Sample again with half the step size, and compare the two."
 """This remedy ends messages about runs that `bias_report` cannot repeat."""
@@ -58,9 +59,6 @@ BURN_IN = 5
 """A pair begins at one point, and the difference grows to its law within a few relaxation times. So
 many of them leave less than a hundredth of the difference to come."""
 
-AXES = {"chain_axis": 0, "draw_axis": 1}
-"""The statistics of ArviZ take these axes of positions for those of chains and draws."""
-
 
 def check_rerun(idata: DataTree, settings: dict[str, Any], model: pm.Model) -> None:
     """Refuse a run that cannot be repeated, or another model.
@@ -69,49 +67,28 @@ def check_rerun(idata: DataTree, settings: dict[str, Any], model: pm.Model) -> N
     ------
     ValueError
     """
-    if STEP_METHODS in settings:
-        raise ValueError(
-            "`rerun=True` can repeat runs in which one step method moves all variables, but the "
-            f"trace is of {settings[STEP_METHODS]} step methods. {BY_HAND}"
-        )
     by_hand = settings.get("estimator_from") == GIVEN
     is_known = settings.get(LAW) in LAWS and (by_hand or settings.get("gradient") in GRADIENTS)
-    if not is_known or SETTINGS not in idata.children:
-        raise ValueError(
-            "`rerun=True` can repeat runs whose law is known, as of `SGLDCV`, but the trace is of "
-            f"{settings.get('sampler', 'an unknown step method')}. {BY_HAND}"
-        )
-    if local := stored_local(settings):
-        raise ValueError(
-            f"`rerun=True` can repeat runs without `local`, but that of the trace has sampled "
-            f"{quoted(local)} by it. {BY_HAND}"
-        )
+    group, local = idata.children.get(SETTINGS), stored_local(settings)
     names = ("preconditioner", INFORMATION)
-    if all(stored_matrix(idata[SETTINGS], name) is None for name in names):
-        raise ValueError(
-            "`rerun=True` can repeat runs of up to 500 coordinates where effects of groups have "
-            f"coordinates of their own. {BY_HAND}"
-        )
-    if by_hand:
-        raise ValueError(
-            "`rerun=True` can repeat runs whose `gradient` is a name or `SVRG`, but that of the "
-            f"trace is an estimator made by hand. {BY_HAND}"
-        )
-    labels = layout_from_model(model, None, model.initial_point()).labels
-    stored = labels_of(idata, len(labels))
-    changed = changed_data(idata, model)
-    if labels != stored or changed:
-        what = (
-            f"other values of {', '.join(changed)}"
-            if changed
-            else (
-                f"the coordinates {', '.join(labels[:5])}, but the run had {', '.join(stored[:5])}"
-            )
-        )
-        raise ValueError(
-            f"`model` should be the one that was sampled, but has {what}. Pass that model with its "
-            "data, or sample again."
-        )
+    has_matrix = group is not None and any(stored_matrix(group, name) is not None for name in names)
+    refused = {
+        f"in which one step method moves all variables, but the trace is of "
+        f"{settings.get(STEP_METHODS)} step methods": STEP_METHODS in settings,
+        "whose law is known, as of `SGLDCV`, but the trace is of "
+        f"{settings.get('sampler', 'an unknown step method')}": not is_known or group is None,
+        f"without `local`, but that of the trace has sampled {quoted(local)} by it": bool(local),
+        "of up to 500 coordinates where effects of groups have coordinates of their own": (
+            not has_matrix
+        ),
+        "whose `gradient` is a name or `SVRG`, but this one is an estimator made by hand": (
+            by_hand
+        ),
+    }
+    for why, is_so in refused.items():
+        if is_so:
+            raise ValueError(f"`rerun=True` can repeat runs {why}. {BY_HAND}")
+    check_same_model(idata, model, layout_from_model(model, None, model.initial_point()).labels)
 
 
 def half_step_error(
@@ -138,15 +115,13 @@ def half_step_error(
     ValueError
         Where a chain of a pair diverges.
     """
-    from arviz_stats.base import array_stats  # takes half a second to import
-
     recorded = idata["sample_stats"]
     positions = np.asarray(recorded["position"], dtype=float)
     sd = positions.std((0, 1), ddof=1)
     thin = int(settings["thin"])
     # One draw is a relaxation time or less, which shows in the effective number of draws.
     draws = positions.shape[0] * positions.shape[1]
-    times = max(1.0, 0.5 * draws / float(array_stats.ess(positions, **AXES).min()))
+    times = max(1.0, 0.5 * draws / float(ess(positions).min()))
     spacing = max(1, round(thin * times / POINTS_A_RELAXATION))
     pairs = _Pairs(idata, settings, model, spacing, random_seed, compile_kwargs)
     cost = 3 * spacing * POINTS_A_RELAXATION * len(positions)
@@ -155,7 +130,7 @@ def half_step_error(
     recorded_pairs: list[np.ndarray] = []
 
     def error(differences: np.ndarray) -> Estimate:
-        return Estimate(2 * differences.mean((0, 1)), 2 * array_stats.mcse(differences, **AXES))
+        return Estimate(2 * differences.mean((0, 1)), 2 * mcse(differences))
 
     for _ in range(max(1, rounds)):
         recorded_pairs.append(pairs.advance(POINTS_A_RELAXATION * RELAXATIONS_A_ROUND))

@@ -18,9 +18,12 @@ from pymc_sgmcmc.matrices import Dense, as_matrix, covariance_root, dependent_co
 from pymc_sgmcmc.record import (
     DIMENSION,
     GIVEN,
+    GRADIENT,
     LAW,
     MIRRORED,
+    POSITION,
     SETTINGS,
+    STEP_METHODS,
     STEP_SIZE_COLUMN,
     UNCALIBRATED,
     labels_of,
@@ -148,9 +151,8 @@ def read_run(
         Where the trace has no positions and gradients, where draws are not finite, where chains
         diverged or are far from the others, or where a coordinate does not move.
     """
-    check_trace(idata)
-    stats = idata.children.get("sample_stats")
-    if stats is None or not {"gradient", "position"} <= set(stats.data_vars):
+    arrays = stored_draws(idata, POSITION, GRADIENT)
+    if arrays is None:
         if f"{UNCALIBRATED}sample_stats" in idata.children:
             raise ValueError(
                 "The draws should have gradients, but these were corrected and have none. Pass "
@@ -160,16 +162,14 @@ def read_run(
             "The trace should have `gradient` and `position` in `sample_stats`, but has not. "
             f"Sample with one step method of pymc_sgmcmc for all variables, or {COMPUTE_THEM}."
         )
-    check_sample_dims(stats)
-    positions, gradients = (
-        np.asarray(stats[name].transpose("chain", "draw", ...)) for name in ("position", "gradient")
-    )
+    positions, gradients = arrays
     if not _are_of_one_step(positions, gradients):
         raise ValueError(
             "`position` and `gradient` should be numbers of one step method, with the same shape, "
             f"but are {positions.dtype} and {gradients.dtype} of shapes {positions.shape} and "
             f"{gradients.shape}. Sample all variables with one step method, or {COMPUTE_THEM}."
         )
+    stats = idata["sample_stats"]
     check_same_draws(idata, positions.shape)
     if positions.shape[1] < 4:
         raise ValueError(
@@ -182,7 +182,7 @@ def read_run(
     labels = labels_of(idata, positions.shape[-1])
     settings = settings_of(idata)
     refuse_mirrored(settings)
-    _check_finite(positions, gradients, chains)
+    check_finite(chains, positions, gradients)
     if not diverged_chains:
         check_divergence(diverged(idata, positions, gradients, chains), settings)
     spaced, spaced_gradients = every_nth(positions), every_nth(gradients)
@@ -198,11 +198,38 @@ def read_run(
     own = "sampler" in settings
     if not (own and diverged_chains):
         _check_sign(spaced, spaced_gradients, labels, own=own)
-    arrays = {}
-    if SETTINGS in idata.children:
-        arrays = {str(name): np.asarray(array) for name, array in idata[SETTINGS].data_vars.items()}
+    group = idata[SETTINGS].data_vars if SETTINGS in idata.children else {}
+    stored = {str(name): np.asarray(array) for name, array in group.items()}
     thin = _transitions_a_draw(stats, settings)
-    return StoredRun(positions, gradients, labels, chains, settings, arrays, step_sizes, thin)
+    return StoredRun(positions, gradients, labels, chains, settings, stored, step_sizes, thin)
+
+
+def read_positions(idata: DataTree) -> np.ndarray | None:
+    """Positions of all variables together, shape (chains, draws, d), for tools with the model.
+
+    The result is None where the trace has none, so that its variables say where the draws are.
+    """
+    arrays = stored_draws(idata, POSITION)
+    if arrays is None or STEP_METHODS in settings_of(idata) or not _are_of_one_step(*arrays):
+        return None
+    check_same_draws(idata, arrays[0].shape)
+    return arrays[0].astype(float)
+
+
+def stored_draws(idata: DataTree, *names: str) -> list[np.ndarray] | None:
+    """Statistics of a trace by their names, with chains and draws first; None where one lacks.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Where it is no trace, or chains or draws are no dimensions.
+    """
+    check_trace(idata)
+    stats = idata.children.get("sample_stats")
+    if stats is None or not set(names) <= set(stats.data_vars):
+        return None
+    check_sample_dims(stats)
+    return [np.asarray(stats[name].transpose("chain", "draw", ...)) for name in names]
 
 
 def refuse_mirrored(settings: dict[str, Any]) -> None:
@@ -235,17 +262,14 @@ def check_trace(idata: Any) -> None:
 
 def has_gradients(idata: DataTree) -> bool:
     """Whether a trace has positions and gradients of one step method."""
-    check_trace(idata)
-    stats = idata.children.get("sample_stats")
-    if stats is None or not {"gradient", "position"} <= set(stats.data_vars):
-        return False
-    return _are_of_one_step(stats["position"], stats["gradient"])
+    arrays = stored_draws(idata, POSITION, GRADIENT)
+    return arrays is not None and _are_of_one_step(*arrays)
 
 
-def _are_of_one_step(positions: Any, gradients: Any) -> bool:
+def _are_of_one_step(*arrays: Any) -> bool:
     """Whether arrays of a trace are numbers of the same shape (chain, draw, d)."""
-    number = positions.dtype.kind in "fiu" and gradients.dtype.kind in "fiu"
-    return number and positions.ndim == 3 and positions.shape == gradients.shape
+    numbers = all(array.dtype.kind in "fiu" and array.ndim == 3 for array in arrays)
+    return numbers and len({array.shape for array in arrays}) == 1
 
 
 def check_same_draws(idata: DataTree, shape: tuple[int | None, ...]) -> None:
@@ -286,10 +310,10 @@ def chunks(chains: int, draws: int, elements: int) -> Iterator[tuple[int, slice]
             yield chain, slice(start, min(start + length, draws))
 
 
-def every_nth(values: np.ndarray, most: int = SOME_DRAWS) -> np.ndarray:
-    """At most `most` draws, evenly spaced over each chain, in double precision."""
+def every_nth(values: np.ndarray) -> np.ndarray:
+    """At most `SOME_DRAWS` draws, evenly spaced over each chain, in double precision."""
     chains, draws = values.shape[:2]
-    return values[:, :: max(1, -(-chains * draws // most))].astype(float)
+    return values[:, :: max(1, -(-chains * draws // SOME_DRAWS))].astype(float)
 
 
 def root_of_draws(covariance: np.ndarray, labels: tuple[str, ...], count: int) -> np.ndarray:
@@ -391,17 +415,16 @@ def remedy_of_divergence(settings: Mapping[str, Any]) -> str:
     return f"{too_large}`bias`, or a `step_size` such as {step_size / 4:.2g}{its}"
 
 
-def _check_finite(positions: np.ndarray, gradients: np.ndarray, chains: tuple[Any, ...]) -> None:
+def check_finite(chains: tuple[Any, ...], *arrays: np.ndarray) -> None:
     """Raise a ValueError where draws are not finite, with their number in each chain."""
     bad: dict[Any, int] = {}
-    for chain, part in chunks(*positions.shape):
+    for chain, part in chunks(*arrays[0].shape):
         with np.errstate(all="ignore"):
             # A sum is finite only if all of its terms are, and takes a third of the time.
-            total = positions[chain, part].sum() + gradients[chain, part].sum()
+            total = sum(values[chain, part].sum() for values in arrays)
         if np.isfinite(total):
             continue
-        good = np.isfinite(positions[chain, part]).all(-1)
-        good &= np.isfinite(gradients[chain, part]).all(-1)
+        good = np.all([np.isfinite(values[chain, part]).all(-1) for values in arrays], axis=0)
         if not good.all():
             bad[chains[chain]] = bad.get(chains[chain], 0) + int((~good).sum())
     if bad:

@@ -8,23 +8,29 @@ the true error in 95 % of cases.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import xarray as xr
 from xarray import DataTree
 
-from pymc_sgmcmc.record import MEAN_SHIFT, MOMENTS, SETTINGS
+from pymc_sgmcmc.record import DIMENSION, MEAN_SHIFT, MOMENTS, SETTINGS
+from pymc_sgmcmc.stein import STANDARD_ERRORS
 from pymc_sgmcmc.trace_tools.affine_map import (
     Calibration,
     FewDrawsError,
     calibrate,
 )
-from pymc_sgmcmc.trace_tools.bias import bias_report, objection_to_convergence
+from pymc_sgmcmc.trace_tools.errors import errors_of
 from pymc_sgmcmc.trace_tools.moments import StoredMoments, read_moments
 from pymc_sgmcmc.trace_tools.reader import StoredRun, read_run
-from pymc_sgmcmc.trace_tools.verdict import STANDARD_ERRORS
+from pymc_sgmcmc.trace_tools.verdict import objection
 from pymc_sgmcmc.trace_tools.zero_variance.estimate import Means, controlled_means
 from pymc_sgmcmc.trace_tools.zero_variance.moments import means_of_moments
+
+_PARTS = ("mean_error", "mean_bias", "sd_error", "sd_bias")
+"""A trace has these errors beside the means and standard deviations."""
 
 SHARE_OF_SHIFT = 0.5
 """A mean that was corrected to first order may still be off by this share of the correction."""
@@ -63,6 +69,22 @@ class StatedErrors:
         """Stated relative errors of the standard deviations."""
         return self.sd_bias + STANDARD_ERRORS * self.sd_monte_carlo
 
+    @classmethod
+    def read(cls, group: xr.Dataset) -> StatedErrors:
+        """The errors of a trace, from its group of them."""
+        mean, sd, *errors = (np.asarray(group[name]) for name in ("mean", "sd", *_PARTS))
+        parts = [
+            part
+            for error, bias in (errors[:2], errors[2:])
+            for part in (bias, (error - bias) / STANDARD_ERRORS)
+        ]
+        return cls(mean, sd, *parts)
+
+    def dataset(self, labels: Sequence[str]) -> xr.Dataset:
+        """The group of a trace with these errors."""
+        arrays = {name: (DIMENSION, getattr(self, name)) for name in ("mean", "sd", *_PARTS)}
+        return xr.Dataset(arrays, coords={DIMENSION: list(labels)})
+
     @property
     def largest(self) -> float:
         """The largest stated error."""
@@ -94,11 +116,8 @@ def of_calibration(idata: DataTree) -> StatedErrors:
         Where the trace cannot be used.
     """
     run = read_run(idata)
-    objection = objection_to_convergence(
-        idata, run.positions.astype(float), run.gradients.astype(float), run.labels
-    )
-    if objection is not None:
-        raise ValueError(f"The chains have not converged: {objection}")
+    if (said := objection(errors_of(idata, brief=True))) is not None:
+        raise ValueError(f"The chains have not converged: {said}")
     moments = _moments(idata)
     calibration = _calibration(run, moments)
     means = _controlled(run, moments)
@@ -126,21 +145,20 @@ def of_draws(idata: DataTree) -> StatedErrors:
     ValueError
         Where the trace cannot be used.
     """
-    run, report = read_run(idata), bias_report(idata)
+    run, errors = read_run(idata), errors_of(idata)
     means = _controlled(run, _moments(idata))
-    sd = report["sd"].to_numpy()
-    measured, measured_error = (
-        np.nan_to_num(report[name].to_numpy()) for name in ("mean_error", "mean_error_se")
-    )
-    predicted = np.abs(np.nan_to_num(report["predicted_mean_error"].to_numpy()))
-    variance = np.fmax(report["variance_error"].abs(), report["rerun_error"].abs()).to_numpy()
+    measured = errors["mean_error"]
+    is_measured = np.isfinite(measured.value)
+    taken_out, spread = map(np.nan_to_num, (measured.value, measured.standard_error))
+    predicted = np.abs(np.nan_to_num(errors["predicted_mean_error"].value))
+    variance = np.fmax(*(np.abs(errors[name].value) for name in ("variance_error", "rerun_error")))
     return StatedErrors(
-        mean=means.mean - measured * sd,
-        sd=sd,
-        mean_bias=np.where(report["mean_error"].notna(), 0.0, predicted),
-        mean_monte_carlo=np.hypot(means.standard_error / sd, measured_error),
+        mean=means.mean - taken_out * errors.sd,
+        sd=errors.sd,
+        mean_bias=np.where(is_measured, 0.0, predicted),
+        mean_monte_carlo=np.hypot(means.standard_error / errors.sd, spread),
         sd_bias=np.sqrt(1 + variance) - 1,
-        sd_monte_carlo=report["sd_se"].to_numpy(),
+        sd_monte_carlo=errors.sd_se,
     )
 
 
@@ -158,7 +176,7 @@ def _calibration(run: StoredRun, moments: StoredMoments | None) -> Calibration:
     """Correction from the moments of all transitions where these suffice, or from the draws."""
     if moments is not None and moments.position_position.size:
         try:
-            return calibrate(run, stored=moments)
+            return calibrate(run, moments)
         except FewDrawsError:
             pass
     return calibrate(run)
@@ -168,7 +186,7 @@ def _controlled(run: StoredRun, moments: StoredMoments | None) -> Means:
     """Means of the coordinates with control variates, over all transitions where possible."""
     if moments is not None:
         try:
-            return means_of_moments(moments, 1, "least_squares", False, None)[0]
+            return means_of_moments(moments, 1, "least_squares", None)[0]
         except ValueError:  # The batches are too few for so many terms.
             pass
     return controlled_means(

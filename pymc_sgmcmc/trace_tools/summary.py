@@ -13,13 +13,16 @@ from xarray import DataTree
 from pymc_sgmcmc.checks import as_array
 from pymc_sgmcmc.matrices import covariance_root
 from pymc_sgmcmc.record import ACCURACY
-from pymc_sgmcmc.stein import mean_with_error
+from pymc_sgmcmc.stein import STANDARD_ERRORS, mean_with_error
 from pymc_sgmcmc.trace_tools.affine_map import DRAWS_PER_COORDINATE
-from pymc_sgmcmc.trace_tools.half_step import AXES
+from pymc_sgmcmc.trace_tools.diagnostics import ess, mcse, r_hat
 from pymc_sgmcmc.trace_tools.reader import read_run
-from pymc_sgmcmc.trace_tools.stated import of_draws
-from pymc_sgmcmc.trace_tools.variables import columns_of, functions_of_draws
-from pymc_sgmcmc.trace_tools.verdict import STANDARD_ERRORS
+from pymc_sgmcmc.trace_tools.stated import StatedErrors, of_draws
+from pymc_sgmcmc.trace_tools.variables import (
+    columns_of,
+    functions_of_draws,
+    labels_of_elements,
+)
 from pymc_sgmcmc.trace_tools.zero_variance.estimate import controlled_means
 
 PROBABILITIES = (0.05, 0.5, 0.95)
@@ -28,21 +31,6 @@ PROBABILITIES = (0.05, 0.5, 0.95)
 SMALLEST_SHARE = 0.01
 """A coordinate counts for the error of a variable where its part of the variance of the variable is
 at least this share of the largest part."""
-
-
-class _Coordinates(NamedTuple):
-    """Stated means, standard deviations and errors of the coordinates, each of shape (d,).
-
-    Errors of the means are in posterior standard deviations, the others are relative. With draws
-    that were not calibrated they are those from the bias alone.
-    """
-
-    mean: np.ndarray
-    mean_error: np.ndarray
-    mean_bias: np.ndarray
-    sd: np.ndarray
-    sd_error: np.ndarray
-    sd_bias: np.ndarray
 
 
 class _Moments(NamedTuple):
@@ -105,9 +93,6 @@ def summary(
     >>> bool(table.loc["x", "mean_error"] < 1e-6), bool(table.loc["x", "sd_error"] < 0.1)
     (True, True)
     """
-    from arviz_base import xarray_sel_iter  # takes half a second to import
-    from arviz_base.labels import BaseLabeller
-
     functions = functions_of_draws(idata, None, var_names)
     numbers = as_array("probabilities", probabilities, "numbers in (0, 1), as a list")
     if numbers.ndim != 1 or not ((numbers > 0) & (numbers < 1)).all():
@@ -116,7 +101,7 @@ def summary(
         )
     given = numbers.tolist()
     stated = _stated(idata)
-    coordinates = _coordinates(idata, stated)
+    coordinates = of_draws(idata) if stated is None else StatedErrors.read(stated.dataset)
     positions = np.asarray(
         idata["sample_stats"]["position"].transpose("chain", "draw", ...), dtype=float
     )
@@ -135,9 +120,7 @@ def summary(
         part = _table(flat, moments, given)
         part.loc[~finite] = np.nan
         parts.append(part)
-    elements = xarray_sel_iter(functions, skip_dims={"chain", "draw"})
-    labels = [BaseLabeller().make_label_flat(*element) for element in elements]
-    table = pd.concat(parts).set_axis(pd.Index(labels, name="parameter"))
+    table = pd.concat(parts).set_axis(labels_of_elements(functions))
     if stated is not None:
         table.attrs.update(stated.attrs)
     return table
@@ -167,20 +150,15 @@ def _stated(idata: DataTree) -> DataTree | None:
     return None
 
 
-def _coordinates(idata: DataTree, stated: DataTree | None) -> _Coordinates:
-    if stated is not None:
-        return _Coordinates(*(np.asarray(stated[name]) for name in _Coordinates._fields))
-    errors = of_draws(idata)
-    return _Coordinates(*(getattr(errors, name) for name in _Coordinates._fields))
-
-
-def _of_coordinates(coordinates: _Coordinates, columns: slice) -> _Moments:
-    mean, mean_error, _, sd, sd_error, _ = (values[columns] for values in coordinates)
+def _of_coordinates(errors: StatedErrors, columns: slice) -> _Moments:
+    mean, mean_error, sd, sd_error = (
+        values[columns] for values in (errors.mean, errors.mean_error, errors.sd, errors.sd_error)
+    )
     return _Moments(mean, mean_error * sd, sd, sd_error * sd)
 
 
 def _of_calibrated(
-    values: np.ndarray, positions: np.ndarray, coordinates: _Coordinates
+    values: np.ndarray, positions: np.ndarray, coordinates: StatedErrors
 ) -> _Moments:
     """Moments of variables of shape (chains, draws, q) at calibrated draws.
 
@@ -209,10 +187,8 @@ def _of_calibrated(
     )
 
 
-def _of_draws(values: np.ndarray, idata: DataTree, coordinates: _Coordinates) -> _Moments:
+def _of_draws(values: np.ndarray, idata: DataTree, coordinates: StatedErrors) -> _Moments:
     """Moments of variables at draws with gradients, with the bias of the coordinates."""
-    from arviz_stats.base import array_stats  # takes half a second to import
-
     run = read_run(idata)
     try:
         means = controlled_means([values], run.positions, run.gradients, labels=run.labels)
@@ -226,7 +202,7 @@ def _of_draws(values: np.ndarray, idata: DataTree, coordinates: _Coordinates) ->
         for errors in (coordinates.mean_bias, coordinates.sd_bias)
     )
     with np.errstate(invalid="ignore", divide="ignore"):
-        sd_error = array_stats.mcse(values, method="sd", **AXES)
+        sd_error = mcse(values, "sd")
     return _Moments(
         means.mean,
         of_means * of_position.linear.std((0, 1))
@@ -299,13 +275,11 @@ def _table(
     moments: _Moments,
     probabilities: Sequence[float],
 ) -> pd.DataFrame:
-    from arviz_stats.base import array_stats  # takes half a second to import
-
     columns = {name: np.asarray(part) for name, part in moments._asdict().items()}
     errors = []
     for probability in probabilities:
         quantile = np.quantile(values, probability, axis=(0, 1))
-        monte_carlo = array_stats.mcse(values, method="quantile", prob=probability, **AXES)
+        monte_carlo = mcse(values, "quantile", prob=probability)
         with np.errstate(invalid="ignore", divide="ignore"):
             away = np.abs(quantile - moments.mean) / moments.sd
         errors.append(STANDARD_ERRORS * monte_carlo + moments.mean_error + away * moments.sd_error)
@@ -313,6 +287,6 @@ def _table(
     if errors:
         columns["quantile_error"] = np.max(errors, axis=0)
     with np.errstate(invalid="ignore"):  # of constant variables, which have neither
-        columns["ess_bulk"] = array_stats.ess(values, **AXES)
-        columns["r_hat"] = array_stats.rhat(values, **AXES)
+        columns["ess_bulk"] = ess(values)
+        columns["r_hat"] = r_hat(values)
     return pd.DataFrame(columns)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import xarray as xr
 from xarray import DataTree
 
@@ -171,6 +172,16 @@ def functions_of_draws(
             "Pass the DataTree that `pm.sample` returned."
         )
     return functions.transpose(*SAMPLE_DIMS, ...)
+
+
+def labels_of_elements(functions: xr.Dataset) -> pd.Index:
+    """Labels of the elements of all variables, as ArviZ has them, for the rows of a table."""
+    from arviz_base import xarray_sel_iter  # takes half a second to import
+    from arviz_base.labels import BaseLabeller
+
+    elements = xarray_sel_iter(functions, skip_dims=set(SAMPLE_DIMS))
+    labels = [BaseLabeller().make_label_flat(*element) for element in elements]
+    return pd.Index(labels, name="parameter")
 
 
 def _read_only(posterior: xr.Dataset) -> xr.Dataset:

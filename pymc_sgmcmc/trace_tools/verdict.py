@@ -1,28 +1,27 @@
-"""Verdicts on the coordinates of a run and on the whole run, from the numbers of a report."""
+"""Verdicts on the coordinates of a run and on the whole run, from its table of errors."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import pandas as pd
-from scipy import special
 
 from pymc_sgmcmc.checks import quoted
 from pymc_sgmcmc.record import GIVEN, LARGEST_MEAN_ERROR, stored_local
+from pymc_sgmcmc.stein import STANDARD_ERRORS
+from pymc_sgmcmc.trace_tools.errors import VARIANCE_ERRORS, Error, Errors
 from pymc_sgmcmc.trace_tools.reader import COMPUTE_THEM, remedy_of_divergence
 
-OK, UNKNOWN, NOT_CONVERGED = "ok", "cannot tell", "not converged"
+OK, UNKNOWN, NOT_CONVERGED, DIVERGED = "ok", "cannot tell", "not converged", "diverged"
 TOO_LARGE, TOO_SMALL, MEAN_OFF = "variance too large", "variance too small", "mean off"
+
+WRONG = (DIVERGED, NOT_CONVERGED, TOO_LARGE, TOO_SMALL, MEAN_OFF)
+"""These verdicts, the gravest first, say that a run is wrong."""
 
 UNUSABLE = ("Diverged", "Not converged")
 """The verdicts on runs that say little about the posterior begin with these words."""
-
-STANDARD_ERRORS = 2.0
-"""An error counts as larger than the stated one where it is larger by this number of Monte-Carlo
-standard errors, and stated errors have this number of them. By chance an estimate is that far off,
-to one side, once in 40 cases."""
 
 LARGEST_R_HAT = 1.05
 """Chains count as not converged where R-hat of a coordinate is larger. The bound is looser than the
@@ -57,253 +56,195 @@ TOO_WIDE = 1.0
 """For a chain that has not converged, a smaller step is advised where the variance error is larger
 than this number, so that the variance is more than twice the right one."""
 
-SECOND_MOMENT, STEIN = "second moment of the gradients", "Stein's identity"
-"""These are the names of the two methods that give a variance error."""
-
-VARIANCE_ERRORS = ("variance_error", "stein_error", "rerun_error")
-"""These columns of a report are variance errors: by the best method for the run, by Stein's
-identity, and by pairs of chains where they were run."""
-
-
-# --- Convergence ----------------------------------------------------------------------------
-
-
-def ess_and_r_hat(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Effective draws and R-hat of coordinates; the halves of a single chain are compared.
-
-    Parameters
-    ----------
-    draws : numpy.ndarray, shape (chains, draws, coordinates)
-    """
-    from arviz_stats.base import array_stats  # takes half a second to import
-
-    halves = draws
-    if len(draws) == 1:
-        half = draws.shape[1] // 2
-        halves = np.concatenate([draws[:, :half], draws[:, -half:]])
-    axes = {"chain_axis": 0, "draw_axis": 1}
-    return array_stats.ess(draws, **axes), array_stats.rhat(halves, **axes)
-
 
 # --- Coordinates ----------------------------------------------------------------------------
 
 
-def beyond_doubt(dimension: int, method: str = STEIN) -> float:
-    """Number of standard errors by which an error is beyond doubt, see `bias_report`.
-
-    It is Bonferroni's, so that more coordinates do not make it more likely that one is beyond.
-    """
-    if method == SECOND_MOMENT:
-        return STANDARD_ERRORS
-    return float(-special.ndtri(special.ndtr(-STANDARD_ERRORS) / dimension))
-
-
-def variances_off(report: pd.DataFrame, stated: float, method: str, sign: int) -> pd.DataFrame:
-    """Whether each variance error is beyond doubt larger than the stated one, to one side.
-
-    The columns are those of `VARIANCE_ERRORS`. `sign` is 1 for variances that are too large, and -1
-    for those that are too small.
-    """
-    off = {}
-    for name in VARIANCE_ERRORS:
-        error, standard_error = _error(report, name)
-        sure = beyond_doubt(len(report), method if name == VARIANCE_ERRORS[0] else STEIN)
-        off[name] = sign * error - sure * standard_error > stated
-    return pd.DataFrame(off, index=report.index)
-
-
-def verdicts(report: pd.DataFrame, stated: float, method: str) -> list[str]:
-    """Verdict on each coordinate, from the other columns of a report."""
-    surely = beyond_doubt(len(report))
-    error, error_se = _error(report, "variance_error")
-    mean, mean_se = _error(report, "mean_error")
-    sd, sd_se = _sd_error(report)
+def verdicts(errors: Errors) -> np.ndarray:
+    """Verdict on each coordinate."""
+    if errors.diverged:
+        return np.full(len(errors.labels), DIVERGED)
+    variance, mean, sd = errors["variance_error"], errors["mean_error"], errors.sd_error
     # Comparisons with NaN, for what is not known, are false.
     cases = {
-        NOT_CONVERGED: ~_has(report, LARGEST_R_HAT, SMALLEST_ESS),
-        TOO_LARGE: variances_off(report, stated, method, 1).any(axis=1),
-        TOO_SMALL: variances_off(report, stated, method, -1).any(axis=1),
-        MEAN_OFF: np.abs(mean) - surely * mean_se > LARGEST_MEAN_ERROR,
+        NOT_CONVERGED: errors.judged & ~errors.has(LARGEST_R_HAT, SMALLEST_ESS),
+        TOO_LARGE: errors.variances_beyond(1).any(0),
+        TOO_SMALL: errors.variances_beyond(-1).any(0),
+        MEAN_OFF: mean.off,
         UNKNOWN: (
-            ~_has(report, R_HAT_OF_OK, ESS_OF_OK)
-            | (error + STANDARD_ERRORS * error_se > 2 * stated)
-            | (np.abs(mean) + STANDARD_ERRORS * mean_se > LARGEST_MEAN_ERROR)
-            | (sd + surely * sd_se > LARGEST_MEAN_ERROR)
-            | _skewed(report)
-            | ~(report["r_hat"] <= R_HAT_APART).all()
+            ~errors.has(R_HAT_OF_OK, ESS_OF_OK)
+            | (_highest(variance.value, variance) > 2 * errors.stated)
+            | (_highest(np.abs(mean.value), mean) > mean.limit)
+            | (sd.value + sd.sure * sd.standard_error > sd.limit)
+            | errors.skewed
+            | ~(errors.r_hat <= R_HAT_APART).all()
         ),
     }
-    return np.select(list(cases.values()), list(cases), OK).tolist()
+    return np.select(list(cases.values()), list(cases), OK)
 
 
-def draws_needed(report: pd.DataFrame, stated: float, method: str, draws: int) -> np.ndarray:
+def _highest(size: np.ndarray, error: Error) -> np.ndarray:
+    """How large an error of this size may be."""
+    return size + STANDARD_ERRORS * error.standard_error
+
+
+def draws_needed(errors: Errors) -> np.ndarray:
     """Draws a chain from which the verdict "cannot tell" would be another one, NaN for the others.
 
     It is NaN as well where only a second run can tell whether the mean is off.
     """
-    error, error_se = _error(report, "variance_error")
-    mean, mean_se = _error(report, "mean_error")
-    sd, sd_se = _sd_error(report)
-    sure, surely = beyond_doubt(len(report), method), beyond_doubt(len(report))
+    variance, mean, sd = errors["variance_error"], errors["mean_error"], errors.sd_error
     with np.errstate(divide="ignore", invalid="ignore"):
         factors = [
-            ESS_OF_OK / report["ess_bulk"].to_numpy(),
+            ESS_OF_OK / errors.ess,
             # R-hat exceeds one by an amount that falls with the number of draws.
-            (report["r_hat"].to_numpy() - 1) / (R_HAT_OF_OK - 1),
-            _times(error, error_se, (stated, sure), (2 * stated, STANDARD_ERRORS)),
-            _times(
-                np.abs(mean),
-                mean_se,
-                (LARGEST_MEAN_ERROR, surely),
-                (LARGEST_MEAN_ERROR, STANDARD_ERRORS),
-            ),
-            _times(sd, sd_se, (LARGEST_MEAN_ERROR, surely), (LARGEST_MEAN_ERROR, surely)),
+            (errors.r_hat - 1) / (R_HAT_OF_OK - 1),
+            _times(variance, variance.value, 2 * errors.stated, STANDARD_ERRORS),
+            _times(mean, np.abs(mean.value), mean.limit, STANDARD_ERRORS),
+            _times(sd, sd.value, sd.limit, sd.sure),
         ]
     largest = np.fmax.reduce(factors)
-    unknown = (report["verdict"] == UNKNOWN).to_numpy() & ~_skewed(report)
+    unknown = (verdicts(errors) == UNKNOWN) & ~errors.skewed
     helps = np.isfinite(largest) & (largest > 1)
-    return np.where(unknown & helps, np.ceil(draws * largest), np.nan)
+    return np.where(unknown & helps, np.ceil(errors.draws * largest), np.nan)
 
 
-def _times(
-    error: np.ndarray,
-    standard_error: np.ndarray,
-    above: tuple[float, float],
-    below: tuple[float, float],
-) -> np.ndarray:
-    """How many times as many draws show that an error is above a bound, or below another.
+def _times(error: Error, size: np.ndarray, below: float, sure: float) -> np.ndarray:
+    """How many times as many draws show that an error is above its limit, or below a bound.
 
-    Each pair has the bound and the number of standard errors.
+    `sure` is the number of standard errors below the bound.
     """
-    surely_above = (above[1] * standard_error / np.maximum(error - above[0], 0)) ** 2
-    surely_below = (below[1] * standard_error / np.maximum(below[0] - error, 0)) ** 2
+    spread = error.standard_error
+    surely_above = (error.sure * spread / np.maximum(size - error.limit, 0)) ** 2
+    surely_below = (sure * spread / np.maximum(below - size, 0)) ** 2
     return np.fmin(surely_above, surely_below)
-
-
-def _error(report: pd.DataFrame, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """An error and its standard error."""
-    return report[name].to_numpy(), report[f"{name}_se"].to_numpy()
-
-
-def _sd_error(report: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-    """By how much standard deviations are too small, if at all, with the Monte-Carlo error.
-
-    Both are relative. Variance errors that are too large have a bound of their own.
-    """
-    lowest = np.fmin.reduce([report[name] for name in VARIANCE_ERRORS])
-    too_small = 1 - np.sqrt(1 + np.clip(lowest, -1, 0))
-    return too_small, np.hypot(report["sd_se"], 0.5 * report["rerun_error_se"].fillna(0.0))
-
-
-def _has(report: pd.DataFrame, r_hat: float, ess: float) -> np.ndarray:
-    """Whether R-hat is below and the number of effective draws above a bound."""
-    return ((report["r_hat"] < r_hat) & (report["ess_bulk"] >= ess)).to_numpy()
-
-
-def _skewed(report: pd.DataFrame) -> np.ndarray:
-    """Whether the mean may be off by the skewness of the posterior, which no second run showed."""
-    predicted = report["predicted_mean_error"].abs() > LARGEST_MEAN_ERROR
-    return (predicted & report["mean_error"].isna()).to_numpy()
 
 
 # --- The whole run --------------------------------------------------------------------------
 
 
-def overall(
-    report: pd.DataFrame,
-    stated: float,
-    called: str,
-    probability: float,
-    settings: dict[str, Any],
-    reasons: dict[Any, str],
-    draws: int,
-) -> str:
-    """Verdict on a whole run of so many draws a chain.
+def verdict_of_run(errors: Errors) -> str:
+    """The gravest verdict on any coordinate, in a word."""
+    found = verdicts(errors)
+    if not errors.diverged and errors.probability < SMALLEST_PROBABILITY:
+        return NOT_CONVERGED
+    return next((word for word in (*WRONG, UNKNOWN) if (found == word).any()), OK)
 
-    `called` is what to call the bound on the variance error.
-    """
-    if reasons:
-        return f"{of_divergence(reasons)} {remedy_of_divergence(settings)}."
-    counts = report["verdict"].value_counts()
-    of_all = f"of {len(report)} coordinates"
-    worst = float(report["variance_error"].max())
-    if counts.get(NOT_CONVERGED, 0) or probability < SMALLEST_PROBABILITY:
-        said = of_convergence(
-            report["ess_bulk"].to_numpy(),
-            report["r_hat"].to_numpy(),
-            tuple(report.index),
-            len(report),
-        )
-        said = said or of_mean_gradient(probability)
-        return f"Not converged: {said} {remedy_of_convergence(worst, stated, settings)}"
-    if too_large := counts.get(TOO_LARGE, 0):
-        worst = float(report[list(VARIANCE_ERRORS)][report["verdict"] == TOO_LARGE].max(axis=None))
+
+def objection(errors: Errors) -> str | None:
+    """What R-hat, effective draws and the mean gradient say against a run, None if nothing."""
+    said = of_convergence(
+        errors.ess[errors.judged],
+        errors.r_hat[errors.judged],
+        tuple(np.array(errors.labels)[errors.judged]),
+        len(errors.labels),
+    )
+    if said is None and errors.probability < SMALLEST_PROBABILITY:
         return (
-            f"Variances of {too_large} {of_all} are too large by up to {worst:.2g}, more than "
-            f"{called}. {remedy(worst, stated, settings)}"
+            "the mean gradient is not zero (its probability at stationarity is "
+            f"{errors.probability:.2g}). If it stays so with more draws, the sampler or its "
+            "gradients are wrong."
         )
-    if too_small := counts.get(TOO_SMALL, 0):
-        small = report["verdict"] == TOO_SMALL
-        lack = -float(report[list(VARIANCE_ERRORS)][small].min(axis=None))
-        measured = variances_off(report, stated, STEIN, -1)["rerun_error"].any()
+    return said
+
+
+def overall(errors: Errors) -> str:
+    """Verdict on a whole run in a few sentences."""
+    if errors.diverged:
+        chain, reason = next(iter(errors.diverged.items()))
+        return f"Diverged: chain {chain} {reason}. {remedy_of_divergence(errors.settings)}."
+    found, of_all = verdicts(errors), f"of {len(errors.labels)} coordinates"
+    stated, settings = errors.stated, errors.settings
+    called = f"the {errors.called} {stated:.3g}"
+    largest = float(np.nanmax(errors["variance_error"].value))
+    word = verdict_of_run(errors)
+    if word == NOT_CONVERGED:
         return (
-            f"Variances of {too_small} {of_all} are too small by up to {lack:.2g}. "
-            f"{_remedy_of_means(stated, settings) if measured else remedy_of_small(lack)}"
+            f"Not converged: {objection(errors)} {remedy_of_convergence(largest, stated, settings)}"
         )
-    if off := counts.get(MEAN_OFF, 0):
-        return (
-            f"Means of {off} {of_all} are off by more than {LARGEST_MEAN_ERROR:g} standard "
-            f"deviations. {_remedy_of_means(stated, settings)}"
+    if word in WRONG:
+        return " ".join(
+            _of_wrong(errors, each, found == each, called)
+            for each in WRONG
+            if (found == each).any()
         )
-    ok = counts.get(OK, 0)
-    error, error_se = _error(report, "variance_error")
-    twice = "twice " if worst > stated else ""
-    within = f"Variance errors of at most {worst:.2g} are within {twice}{called}"
-    if ok == len(report):
+    ok = int((found == OK).sum())
+    twice = "twice " if largest > stated else ""
+    within = f"Variance errors of at most {largest:.2g} are within {twice}{called}"
+    if word == OK:
         means = (
             ""
-            if report["mean_error"].isna().all()
+            if np.isnan(errors["mean_error"].value).all()
             else f" and errors of the means below {LARGEST_MEAN_ERROR:g} standard deviations"
         )
         local = stored_local(settings)
         lag = f" An error from the lag of {quoted(local)} would not show." if local else ""
         return f"{within}{means}: all {ok} coordinates are ok.{lag}"
-    known = (error + STANDARD_ERRORS * error_se <= 2 * stated).all()
+    variance = errors["variance_error"]
+    known = (_highest(variance.value, variance) <= 2 * stated).all()
     return (
-        f"{f'{within}. ' if known else ''}{ok} {of_all} are ok, {len(report) - ok} cannot be told. "
-        + _of_unknown(report, stated, called, draws)
+        f"{f'{within}. ' if known else ''}{ok} {of_all} are ok, {len(found) - ok} cannot be told. "
+        + _of_unknown(errors, found == UNKNOWN, called)
     )
 
 
-def _of_unknown(report: pd.DataFrame, stated: float, called: str, draws: int) -> str:
+def _of_wrong(errors: Errors, word: str, off: np.ndarray, called: str) -> str:
+    """What coordinates with a verdict are off by, and what to do."""
+    stated, settings, of_all = errors.stated, errors.settings, f"of {len(off)} coordinates"
+    if word == MEAN_OFF:
+        worst, _ = _worst(errors, np.abs(errors["mean_error"].value), off)
+        return (
+            f"Means of {off.sum()} {of_all} are off by more than {LARGEST_MEAN_ERROR:g} standard "
+            f"deviations{worst}. {_remedy_of_means(stated, settings)} The means "
+            "`bias_report(idata).extrapolated` are corrected."
+        )
+    sign = 1 if word == TOO_LARGE else -1
+    sizes = np.fmax.reduce([sign * errors[name].value for name in VARIANCE_ERRORS])
+    worst, size = _worst(errors, sizes, off)
+    said = f"Variances of {off.sum()} {of_all} are {word.removeprefix('variance ')} by up to "
+    if word == TOO_LARGE:
+        return f"{said}{size:.2g}{worst}, more than {called}. {remedy(size, stated, settings)}"
+    measured = errors["rerun_error"].beyond(-1).any()
+    advice = _remedy_of_means(stated, settings) if measured else remedy_of_small(size)
+    return f"{said}{size:.2g}{worst}. {advice}"
+
+
+def _worst(errors: Errors, sizes: np.ndarray, off: np.ndarray) -> tuple[str, float]:
+    """Where the largest of some errors is, in words, and its size."""
+    worst = int(np.argmax(np.where(off, sizes, -np.inf)))
+    return f", most of all that of `{errors.labels[worst]}`", float(sizes[worst])
+
+
+def _of_unknown(errors: Errors, unknown: np.ndarray, called: str) -> str:
     """Why some coordinates have the verdict "cannot tell", and what would tell."""
-    unknown = report[report["verdict"] == UNKNOWN]
     reasons = []
-    if not _has(unknown, R_HAT_OF_OK, ESS_OF_OK).all():
+    if not errors.has(R_HAT_OF_OK, ESS_OF_OK)[unknown].all():
         reasons.append(
-            f"Effective draws are {unknown['ess_bulk'].min():.0f} and R-hat is "
-            f"{unknown['r_hat'].max():.3f} in the worst of them, where at least {ESS_OF_OK:g} and "
-            f"at most {R_HAT_OF_OK} are needed."
+            f"Effective draws are {errors.ess[unknown].min():.0f} and R-hat is "
+            f"{errors.r_hat[unknown].max():.3f} in the worst of them, where at least {ESS_OF_OK:g} "
+            f"and at most {R_HAT_OF_OK} are needed."
         )
     for name, bound, to in (
-        ("variance_error", 2 * stated, called),
+        ("variance_error", 2 * errors.stated, called),
         ("mean_error", LARGEST_MEAN_ERROR, f"{LARGEST_MEAN_ERROR:g} standard deviations"),
     ):
-        standard_error = unknown[f"{name}_se"]
-        if (unknown[name].abs() + STANDARD_ERRORS * standard_error > bound).any():
+        error = errors[name]
+        if (_highest(np.abs(error.value), error) > bound)[unknown].any():
+            largest = np.nanmax(error.standard_error[unknown])
             reasons.append(
-                f"The Monte-Carlo error of the {name.replace('_', ' ')} is up to "
-                f"{standard_error.max():.2g}, too large to compare it with {to}."
+                f"The Monte-Carlo error of the {name.replace('_', ' ')} is up to {largest:.2g}, "
+                f"too large to compare it with {to}."
             )
-    sd, sd_se = _sd_error(unknown)
-    known = sd + beyond_doubt(len(report)) * sd_se
-    if (known > LARGEST_MEAN_ERROR).any():
+    known = errors.sd_error.value + errors.sd_error.sure * errors.sd_error.standard_error
+    if (known[unknown] > LARGEST_MEAN_ERROR).any():
+        worst = int(np.nanargmax(np.where(unknown, known, np.nan)))
         reasons.append(
-            f"The standard deviation of `{unknown.index[int(np.argmax(known))]}` is known to "
-            f"{100 * known.max():.0f} %, where {100 * LARGEST_MEAN_ERROR:g} % is needed."
+            f"The standard deviation of `{errors.labels[worst]}` is known to "
+            f"{100 * known[worst]:.0f} %, where {100 * LARGEST_MEAN_ERROR:g} % is needed."
         )
-    needed = unknown["draws_needed"].dropna()
-    many = needed > MOST_TIMES * draws
+    needed = draws_needed(errors)
+    needed = needed[np.isfinite(needed)]
+    many = needed > MOST_TIMES * errors.draws
     if not many.all():
         reasons.append(f"Use about {rounded_up(needed[~many].max())} draws a chain.")
     if many.any():
@@ -311,12 +252,12 @@ def _of_unknown(report: pd.DataFrame, stated: float, called: str, draws: int) ->
             f"For {many.sum()} of them more than {MOST_TIMES} times the draws of this run would be "
             "needed."
         )
-    predicted = unknown["predicted_mean_error"].abs().where(_skewed(unknown))
-    if predicted.notna().any():
+    if (skewed := unknown & errors.skewed).any():
+        predicted = np.where(skewed, np.abs(errors["predicted_mean_error"].value), -np.inf)
         reasons.append(
-            f"The error of the mean of `{predicted.idxmax()}`, which gradients do not show, may be "
-            f"about {predicted.max():.1g} standard deviations. Use `rerun=True` to see it, or a "
-            "smaller `bias`."
+            f"The error of the mean of `{errors.labels[int(predicted.argmax())]}`, which gradients "
+            f"do not show, may be about {predicted.max():.1g} standard deviations. Use "
+            "`rerun=True` to see it, or a smaller `bias`."
         )
     return " ".join(reasons)
 
@@ -331,17 +272,6 @@ def rounded_up(number: float) -> int:
     """
     unit = 10 ** max(0, math.floor(math.log10(number)) - 1)
     return math.ceil(number / unit) * unit
-
-
-def called_bias(bias: float | None, settings: dict[str, Any]) -> str:
-    """What to call the bound on the variance error.
-
-    It is "stated" where the user gives it or the step size was computed for it. A step size that
-    was given, or of which nothing is known, is for no bias.
-    """
-    computed = settings.get("step_size_from", GIVEN) != GIVEN
-    is_stated = bias is not None or (computed and "bias" in settings)
-    return "stated" if is_stated else "default"
 
 
 def of_convergence(
@@ -365,31 +295,17 @@ def of_convergence(
     )
 
 
-def of_mean_gradient(probability: float) -> str:
-    """What the mean gradient says against a run."""
-    return (
-        f"the mean gradient is not zero (its probability at stationarity is {probability:.2g}). "
-        "If it stays so with more draws, the sampler or its gradients are wrong."
-    )
-
-
-def of_divergence(reasons: dict[Any, str]) -> str:
-    """Verdict on a run whose chains diverged for these reasons."""
-    chain, reason = next(iter(reasons.items()))
-    return f"Diverged: chain {chain} {reason}."
-
-
 # --- Remedies -------------------------------------------------------------------------------
 
 
-def remedy_of_convergence(error: float, stated: float, settings: dict[str, Any]) -> str:
+def remedy_of_convergence(error: float, stated: float, settings: Mapping[str, Any]) -> str:
     """Remedy for a run that has not converged, given its largest variance error."""
     if error > TOO_WIDE:
         return f"Variances are too large by {error:.2g}. {remedy(error, stated, settings)}"
     return "Use more draws, or longer tuning."
 
 
-def remedy(error: float, stated: float, settings: dict[str, Any]) -> str:
+def remedy(error: float, stated: float, settings: Mapping[str, Any]) -> str:
     """Remedy for a variance error that is larger than the stated one."""
     factor = stated / error
     step_size = settings.get("step_size")
@@ -419,7 +335,7 @@ def remedy_of_small(lack: float) -> str:
     )
 
 
-def _remedy_of_means(stated: float, settings: dict[str, Any]) -> str:
+def _remedy_of_means(stated: float, settings: Mapping[str, Any]) -> str:
     """Remedy for errors of means and standard deviations on skewed posteriors."""
     step_size = settings.get("step_size")
     if settings.get("step_size_from") == GIVEN:

@@ -11,7 +11,7 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 
-from pymc_sgmcmc.datasets import load_epil
+from pymc_sgmcmc.datasets import load
 from tests.accuracy.designs import design_coords, sigmoid, simulated_design
 
 # Without effects of groups
@@ -205,7 +205,7 @@ def two_outcomes(data_folder: Path) -> pm.Model:
 
 def counts_of_subjects(data_folder: Path) -> pm.Model:
     """Seizures of 59 subjects, four periods each, intercepts centred at zero: N = 236, d = 66."""
-    frame = load_epil(data_folder).frame
+    frame = load("epil", data_folder).frame
     subject, _ = frame["subject"].factorize()
     treated = (frame["trt"] == "progabide").to_numpy(dtype=float)
     lbase = frame["lbase"].to_numpy()

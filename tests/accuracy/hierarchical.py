@@ -13,7 +13,7 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 
-from pymc_sgmcmc.datasets import load_cbpp, load_epil, load_salamander, load_sleepstudy
+from pymc_sgmcmc.datasets import load
 from tests.accuracy.designs import design_coords, sigmoid, simulated_design
 from tests.accuracy.posteriors import contraception
 
@@ -30,7 +30,7 @@ def contraception_districts(data_folder: Path) -> Hierarchical:
 
 def epil_subjects(data_folder: Path) -> Hierarchical:
     """Poisson regression of seizures with intercepts of subjects: N = 236, G = 59."""
-    frame = load_epil(data_folder).frame
+    frame = load("epil", data_folder).frame
     treated = (frame["trt"] == "progabide").to_numpy(dtype=float)
     lbase = frame["lbase"].to_numpy()
     X = np.column_stack(
@@ -48,7 +48,7 @@ def epil_subjects(data_folder: Path) -> Hierarchical:
 
 def cbpp_herds(data_folder: Path) -> Hierarchical:
     """Binomial regression of cases with intercepts of herds: N = 56, G = 15."""
-    frame = load_cbpp(data_folder).frame
+    frame = load("cbpp", data_folder).frame
     periods, period = np.unique(frame["period"], return_inverse=True)
     herds, herd = np.unique(frame["herd"], return_inverse=True)
     with pm.Model(coords={"period": periods.tolist(), "herd": herds.tolist()}) as model:
@@ -69,7 +69,7 @@ def salamander_females(data_folder: Path) -> Hierarchical:
 
     The females are integrated out. The 60 males stay, so d = 66 is more than the groups.
     """
-    frame = load_salamander(data_folder).frame
+    frame = load("salamander", data_folder).frame
     crosses, cross = np.unique(frame["Cross"].astype(str), return_inverse=True)
     females, female = np.unique(frame["Female"], return_inverse=True)
     males, male = np.unique(frame["Male"], return_inverse=True)
@@ -87,7 +87,7 @@ def salamander_females(data_folder: Path) -> Hierarchical:
 
 def sleepstudy_slopes(data_folder: Path) -> Hierarchical:
     """Reaction times with correlated intercepts and slopes of subjects: N = 180, G = 18."""
-    frame = load_sleepstudy(data_folder).frame
+    frame = load("sleepstudy", data_folder).frame
     days = frame["Days"].to_numpy(dtype=float)
     subjects, subject = np.unique(frame["Subject"], return_inverse=True)
     coords = {"effect": ["intercept", "slope"], "subject": subjects.tolist()}

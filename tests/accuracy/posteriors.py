@@ -11,7 +11,7 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 
-from pymc_sgmcmc.datasets import load_contraception, load_covertype, load_epil, load_skin
+from pymc_sgmcmc.datasets import load
 from tests.accuracy import gallery
 from tests.accuracy.designs import (
     design_coords,
@@ -29,7 +29,7 @@ COVERTYPE_QUANTITATIVE = 10
 
 def skin_logistic(data_folder: Path) -> pm.Model:
     """Logistic regression of skin against the three colours: N = 245 057, d = 4."""
-    data = load_skin(data_folder)
+    data = load("skin", data_folder)
     X = standardised_design(data.X)
     y = np.asarray(data.y, dtype=bool)
     with pm.Model(coords={"feature": ["intercept", *data.feature_names]}) as model:
@@ -40,7 +40,7 @@ def skin_logistic(data_folder: Path) -> pm.Model:
 
 def covertype_two_classes(data_folder: Path) -> tuple[np.ndarray, np.ndarray, list[str]]:
     """Columns that vary, whether the cover is lodgepole pine (class 2), names of the columns."""
-    data = load_covertype(data_folder)
+    data = load("covertype", data_folder)
     X = data.X.astype(float)
     varies = X.std(0) > 0
     names = [name for name, kept in zip(data.feature_names, varies, strict=True) if kept]
@@ -85,7 +85,7 @@ def covertype_multinomial(data_folder: Path) -> pm.Model:
 
     Class 2, the most frequent, is the reference.
     """
-    data = load_covertype(data_folder)
+    data = load("covertype", data_folder)
     rows = np.sort(np.random.default_rng(7).choice(len(data.frame), 20_000, replace=False))
     X = standardised_design(data.X[rows, :COVERTYPE_QUANTITATIVE])
     # The reference class first: 0 is class 2, then classes 1, 3, 4, 5, 6 and 7.
@@ -103,7 +103,7 @@ def covertype_multinomial(data_folder: Path) -> pm.Model:
 
 def epil_poisson(data_folder: Path) -> pm.Model:
     """Poisson regression of seizures on treatment and covariates: N = 236, d = 6."""
-    frame = load_epil(data_folder).frame
+    frame = load("epil", data_folder).frame
     treated = (frame["trt"] == "progabide").to_numpy(dtype=float)
     lbase = frame["lbase"].to_numpy()
     X = np.column_stack(
@@ -182,7 +182,7 @@ def contraception_data(
     data_folder: Path,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict[str, list]]:
     """Design, district numbers from 0, use, and coords."""
-    frame = load_contraception(data_folder).frame
+    frame = load("contraception", data_folder).frame
     livch = [(frame["livch"] == level).to_numpy(dtype=float) for level in ("1", "2", "3+")]
     age = frame["age"].to_numpy() / 10
     X = np.column_stack([np.ones(len(frame)), frame["urban"], age, *livch])

@@ -24,7 +24,7 @@ import xarray as xr
 
 from pymc_sgmcmc import SGLDCV, sample
 from pymc_sgmcmc.record import ACCURACY
-from pymc_sgmcmc.trace_tools.verdict import STANDARD_ERRORS
+from pymc_sgmcmc.stein import STANDARD_ERRORS
 from tests.accuracy.posteriors import MODELS
 from tests.accuracy.suite import REFERENCES, available
 from tests.benchmarks.common.markdown import write_tables

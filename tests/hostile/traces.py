@@ -608,14 +608,6 @@ misuse(
     order=0,
     moments="only",
 )
-misuse("stein_calibrate_method", stein_calibrate, "method", method="slopes")
-misuse(
-    "stein_calibrate_moments_with_second_moment",
-    stein_calibrate,
-    "moment",
-    method="second_moment",
-    moments=True,
-)
 misuse("kernel_stein_discrepancy_draws_zero", kernel_stein_discrepancy, "draws", draws=0)
 misuse("kernel_stein_discrepancy_draws_as_text", kernel_stein_discrepancy, "draws", draws="all")
 misuse("stein_thin_draws_zero", stein_thin, "draws", draws=0)

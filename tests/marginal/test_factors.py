@@ -152,7 +152,7 @@ def test_crossed_factors_of_a_generalised_linear_model(rng, kind):
 
 
 def salamanders(folder) -> pm.Model:
-    frame = datasets.load_salamander(folder).frame
+    frame = datasets.load("salamander", folder).frame
     crosses, cross = np.unique(frame["Cross"].astype(str), return_inverse=True)
     with pm.Model(coords={"cross": crosses}) as model:
         predictor = pm.Normal("beta", 0, 2, dims="cross")[cross]

@@ -81,14 +81,14 @@ def logistic_model(X, trials, group, y, sd_scale: float = 1.0) -> pm.Model:
 
 @pytest.fixture(scope="module")
 def sleepstudy(data_folder):
-    frame = datasets.load_sleepstudy(data_folder).frame
+    frame = datasets.load("sleepstudy", data_folder).frame
     days, reaction = (frame[name].to_numpy(float) for name in ("Days", "Reaction"))
     return slopes_model(pd.factorize(frame["Subject"])[0], days, reaction, (250, 10), 30.0)
 
 
 @pytest.fixture(scope="module")
 def cbpp(data_folder):
-    frame = datasets.load_cbpp(data_folder).frame
+    frame = datasets.load("cbpp", data_folder).frame
     X = pd.get_dummies(frame["period"].astype(str)).to_numpy(float).copy()
     X[:, 0] = 1
     trials, incidence = frame["size"].to_numpy(), frame["incidence"].to_numpy()
@@ -153,7 +153,7 @@ def test_cbpp_by_quadrature(cbpp):
 def test_contraception_by_laplace(data_folder):
     # The published values, 2413.617 and 1.1091, 1.3763 of the number of children, are those of a
     # search that ended early. These are of a search by NumPy alone, to seven digits.
-    frame = datasets.load_contraception(data_folder).frame
+    frame = datasets.load("contraception", data_folder).frame
     children = [frame["livch"].astype(str) == level for level in ("1", "2", "3+")]
     X = np.column_stack([np.ones(len(frame)), frame["urban"], frame["age"], *children])
     group = pd.factorize(frame["district"])[0]

@@ -41,7 +41,7 @@ def assert_within_its_error(fit, expected: np.ndarray) -> None:
 
 @pytest.mark.slow
 def test_cbpp_agrees_with_quadrature(data_folder):
-    frame = datasets.load_cbpp(data_folder).frame
+    frame = datasets.load("cbpp", data_folder).frame
     X = pd.get_dummies(frame["period"].astype(str)).to_numpy(float).copy()
     X[:, 0] = 1
     trials, incidence = frame["size"].to_numpy(), frame["incidence"].to_numpy()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from types import SimpleNamespace
 
 import numpy as np
 import pymc as pm
@@ -73,35 +72,23 @@ def test_draws_do_not_depend_on_the_number_of_threads(monkeypatch, rng):
         np.testing.assert_array_equal(gradients, of_threads[0][1])
 
 
-class Twice(SimpleNamespace):
-    """A function with twice the outputs of another one."""
-
-    def __init__(self, rows):
-        super().__init__(function=rows.function)
-
-    def __call__(self, *inputs):
-        return [2 * output for output in self.function(*inputs)]
-
-
-def test_a_wrong_or_failing_evaluation_together_is_not_used(monkeypatch, rng):
+@pytest.mark.parametrize("fault", ["wrong", "failing"])
+def test_a_wrong_or_failing_evaluation_together_is_not_used(fault, monkeypatch, rng):
     posterior = Posterior(logistic_model())
     positions = rng.standard_normal((5, 3))
-    right = FullDensity._compiled
+    # The functions of one position are compiled by now.
+    expected = [posterior.log_density_and_gradient(position)[0] for position in positions]
+    right = Posterior.compile_for_setup
 
-    def wrong(self):
-        prior, rows = right(self)
-        return prior, Twice(rows)
+    def compiled(self, inputs, outputs, **settings):
+        if fault == "failing":
+            raise NotImplementedError
+        return right(self, inputs, [2 * output for output in outputs], **settings)
 
-    def failing(self):
-        raise NotImplementedError
-
-    for compiled in (wrong, failing):
-        monkeypatch.setattr(FullDensity, "_compiled", compiled)
-        density = FullDensity(posterior, positions)
-        assert not density.together
-        values, _ = density(positions)
-        expected = [posterior.log_density_and_gradient(position)[0] for position in positions]
-        np.testing.assert_allclose(values, expected)
+    monkeypatch.setattr(Posterior, "compile_for_setup", compiled)
+    density = FullDensity(posterior, positions)
+    assert not density.together
+    np.testing.assert_allclose(density(positions)[0], expected)
 
 
 def test_the_clock_has_no_say(monkeypatch, rng):

@@ -17,8 +17,8 @@ from pymc_sgmcmc.polishing.comparison import compare
 from pymc_sgmcmc.polishing.ensemble import (
     Kernel,
     begin,
-    drift,
     propose_jumps,
+    shortened,
     transition,
 )
 
@@ -103,7 +103,8 @@ def test_shortened_drifts_keep_the_exact_law(rng, monkeypatch):
     monkeypatch.setattr(ensemble, "LONGEST_DRIFT", 0.5)
     states = begin(gaussian, gaussian_draws(rng, 20_000))
     kernel = Kernel(Dense(ROOT), 1.5, states.positions)
-    drifts = drift(states.gradients, kernel.root, np.full((20_000, 1), 1.5))
+    slopes = shortened(states.gradients @ kernel.root, np.full((20_000, 1), 1.5))
+    drifts = 0.5 * 1.5 * slopes
     lengths = np.sqrt((drifts**2).sum(1))
     assert lengths.max() == pytest.approx(0.5 * np.sqrt(3 * 1.5))
     assert 0.2 < np.isclose(lengths, lengths.max()).mean() < 0.8

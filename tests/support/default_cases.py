@@ -188,11 +188,6 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
         "False-True",
         "True-False",
     ),
-    "trace_tools/test_zero_variance.py::test_regressions_for_fewer_batches_than_terms": (
-        "ridge",
-        "pca",
-    ),
-    "trace_tools/test_zero_variance.py::test_errors_are_those_of_the_means": ("False",),
     "step_methods/test_osgfs.py::test_what_the_step_learns_from_all_rows_gives_the_posterior": (
         "shuffle-0.05-weak",
         "replace-0.25-mixed",

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import xarray as xr
+from scipy.linalg import solve_discrete_lyapunov
 from scipy.stats import chi2, norm, qmc
 
 Gradient = Callable[[np.ndarray, np.random.Generator], np.ndarray]
@@ -116,8 +117,7 @@ class Gaussian:
         transition[:d] = np.hstack([one - h / 2 * M @ self.precision, averaged * one, h / 2 * M])
         injected = h * M / (4 if averaged else 1)
         driven = np.block([[injected, injected, zero]] * 2 + [[zero, zero, self.noise]])
-        operator = np.eye(9 * d * d) - np.kron(transition, transition)
-        law = np.linalg.solve(operator, driven.ravel()).reshape(3 * d, 3 * d)
+        law = solve_discrete_lyapunov(transition, driven)
         seen = np.block([[one, zero, zero], [-self.precision, zero, one]])
         of_draw, covariances = np.linalg.matrix_power(transition, thin), []
         for _ in range(lags):

@@ -319,8 +319,6 @@ def test_calibration_with_all_transitions(thinned):
     of_all = calibrated["stein_calibration"]
     assert float(of_all["monte_carlo_error"].mean()) < float(of_draws["monte_carlo_error"].mean())
     xr.testing.assert_identical(idata[MOMENTS].to_dataset(), before[MOMENTS].to_dataset())
-    with pytest.raises(ValueError, match="`moments=True` should have method='slope'"):
-        stein_calibrate(idata, moments=True, method="second_moment")
 
 
 def test_what_has_no_moments(thinned, rng):

@@ -21,8 +21,8 @@ from pymc_sgmcmc.checks import import_optional
 type _Method = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 FOLDS = 5
-"""Cross-validation and split-sample estimation divide the batches into this number of successive
-folds. Five folds leave four fifths of the batches for the coefficients."""
+"""The errors of coefficients are from this number of successive folds of the batches. Five folds
+leave four fifths of the batches for the coefficients."""
 
 BATCHES_PER_TERM = 5
 """Least squares needs at least this number of batches for each coefficient, the constant included.
@@ -40,12 +40,9 @@ def fit_coefficients(terms: np.ndarray, values: np.ndarray, regression: str) -> 
     ----------
     terms : numpy.ndarray, shape (rows, p)
     values : numpy.ndarray, shape (rows, q)
-    regression : {"least_squares", "ridge", "pca", "cv"}
-        "ridge" chooses a penalty for each value by leave-one-out cross-validation. "pca" is
-        regression on principal components, whose number it chooses by cross-validation over
-        successive folds. "cv" takes for each value the method that predicts best in
-        cross-validation: one of these two, least squares where there are enough rows, or no
-        control variates. Ridge regression and principal components are those of scikit-learn.
+    regression : {"least_squares", "ridge"}
+        "ridge", that of scikit-learn, chooses a penalty for each value by leave-one-out
+        cross-validation.
 
     Examples
     --------
@@ -98,11 +95,6 @@ def folds(rows: int) -> list[np.ndarray]:
     return np.array_split(np.arange(rows), min(FOLDS, rows))
 
 
-def _no_control_variates(terms: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Slopes of zero."""
-    return np.zeros((terms.shape[1], values.shape[1]))
-
-
 def _least_squares(terms: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Slopes of the values in the terms, both centred, by least squares."""
     return linalg.lstsq(terms, values, lapack_driver="gelsy")[0]
@@ -116,60 +108,8 @@ def _ridge(terms: np.ndarray, values: np.ndarray) -> np.ndarray:
     return np.reshape(ridge.fit(terms, values).coef_, (values.shape[1], -1)).T
 
 
-def _principal_components(terms: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Regression on the first k principal components, with a k for each value.
-
-    One decomposition serves all k, which a pipeline of scikit-learn would repeat for each.
-    """
-    PCA = import_optional("sklearn.decomposition", "regression", "`regression`").PCA
-    rows, count = terms.shape
-    most = max(1, min(count, rows * (FOLDS - 1) // FOLDS // BATCHES_PER_TERM))
-    sizes = np.unique(np.geomspace(1, most, min(most, 12)).astype(int))
-
-    def paths(kept: np.ndarray) -> list[np.ndarray]:
-        """Coefficients for each number of components, whose scores are orthogonal."""
-        pca = PCA(n_components=most).fit(terms[kept])
-        scores = pca.transform(terms[kept])
-        squares = (scores**2).sum(0)
-        used = squares > squares.max(initial=0) * len(squares) * np.finfo(float).eps
-        slopes = scores.T @ values[kept] / np.where(used, squares, np.inf)[:, None]
-        return [pca.components_[:size].T @ slopes[:size] for size in sizes]
-
-    errors = np.zeros((len(sizes), values.shape[1]))
-    for fold in folds(rows):
-        others = np.setdiff1d(np.arange(rows), fold)
-        for number, slope in enumerate(paths(others)):
-            errors[number] += ((values[fold] - terms[fold] @ slope) ** 2).sum(0)
-    return _columns_of_best(paths(np.arange(rows)), errors)
-
-
-def _best(terms: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """For each value the coefficients of the method that predicts other folds best."""
-    methods = [_no_control_variates, _ridge, _principal_components]
-    if len(terms) * (FOLDS - 1) // FOLDS >= BATCHES_PER_TERM * (terms.shape[1] + 1):
-        methods.append(_least_squares)
-    errors, coefficients = [], []
-    for method in methods:
-
-        def fit(rows: np.ndarray, method: _Method = method) -> np.ndarray:
-            return -method(terms[rows], values[rows])
-
-        controlled, _ = out_of_fold(fit, terms, values)
-        errors.append((controlled**2).sum(0))
-        coefficients.append(method(terms, values))
-    return _columns_of_best(coefficients, np.array(errors))
-
-
-def _columns_of_best(candidates: list[np.ndarray], errors: np.ndarray) -> np.ndarray:
-    """For each value the coefficients of the candidate with the smallest error."""
-    best = errors.argmin(0)
-    return np.column_stack([candidates[row][:, column] for column, row in enumerate(best)])
-
-
 REGRESSIONS: dict[str, _Method] = {
     "least_squares": _least_squares,
     "ridge": _ridge,
-    "pca": _principal_components,
-    "cv": _best,
 }
 """These regressions give the coefficients, by their names in `zero_variance`."""

@@ -11,6 +11,7 @@ from scipy import linalg, special
 
 from pymc_sgmcmc.checks import one_of, whole_number
 from pymc_sgmcmc.stein import BATCHES, batch_means, split_into_batches
+from pymc_sgmcmc.trace_tools.diagnostics import ess
 from pymc_sgmcmc.trace_tools.reader import chunks
 from pymc_sgmcmc.trace_tools.whitening import Whitening
 from pymc_sgmcmc.trace_tools.zero_variance.coefficients import (
@@ -146,7 +147,6 @@ def controlled_means(
     *,
     coefficients: str = "batch_means",
     regression: str = "least_squares",
-    split: bool = False,
     batches: int | None = None,
     labels: tuple[str, ...] = (),
 ) -> ControlledMeans:
@@ -159,7 +159,7 @@ def controlled_means(
     positions, gradients : numpy.ndarray, shape (chains, draws, d)
         Unconstrained positions, and unbiased gradients of plus the log posterior there. They are
         read in pieces and never copied.
-    order, coefficients, regression, split, batches
+    order, coefficients, regression, batches
         Settings of `zero_variance`.
     labels : tuple of str
         Labels of the coordinates, for messages.
@@ -208,9 +208,7 @@ def controlled_means(
     else:
         h = _batch_means_of_terms(positions, gradients, order, whitening, count)
     fit = _marginal_fit(values, positions, gradients, order, whitening, count) if marginal else None
-    means, a = control_batches(
-        f, h, chains, draws // count, regression=regression, split=split, fit=fit
-    )
+    means, a = control_batches(f, h, chains, draws // count, regression=regression, fit=fit)
     return ControlledMeans(
         **vars(means),
         coefficients=a,
@@ -227,32 +225,25 @@ def control_batches(
     length: int,
     *,
     regression: str,
-    split: bool,
     fit: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> tuple[Means, np.ndarray]:
     """Means and coefficients, shape (p, q), from means over batches.
 
     Values have shape (batches, q), terms (batches, p), with the batches of each chain together. A
     batch is `length` draws or transitions. `fit` gives coefficients from the batches with given
-    numbers. The default is the regression over the batch means. With `split` the coefficients for a
-    batch come from the other folds.
+    numbers. The default is the regression over the batch means.
     """
     exact = fit is None and regression == "least_squares"
     coefficients = fit or (lambda rows: fit_coefficients(terms[rows], values[rows], regression))
     rows = len(values)
     a = coefficients(np.arange(rows))
     controlled = values + terms @ a
-    if split or not exact:
-        held_out, a_of_folds = out_of_fold(coefficients, terms, values)
-        mean = (held_out if split else controlled).mean(0)
-        spread = held_out.std(0, ddof=1)
-    else:
-        mean = controlled.mean(0)
-        spread = controlled.std(0) * np.sqrt(rows / (rows - terms.shape[1] - 1))
     if exact:
+        spread = controlled.std(0) * np.sqrt(rows / (rows - terms.shape[1] - 1))
         error = spread * np.sqrt(1 / rows + _leverage(terms))
     else:
-        moved = terms.mean(0) @ a_of_folds
+        held_out, a_of_folds = out_of_fold(coefficients, terms, values)
+        spread, moved = held_out.std(0, ddof=1), terms.mean(0) @ a_of_folds
         error = np.sqrt(spread**2 / rows + (len(moved) - 1) * moved.var(0))
     error_before = values.std(0, ddof=1) / np.sqrt(rows)
     if chains > 1:
@@ -262,7 +253,7 @@ def control_batches(
             apart, _ = out_of_fold(coefficients, terms, values, by_chain)
         error = _of_dependent(error, apart, chains)
         error_before = _of_dependent(error_before, values, chains)
-    return Means(mean, error, values.mean(0), error_before, rows, length), a
+    return Means(controlled.mean(0), error, values.mean(0), error_before, rows, length), a
 
 
 def _of_dependent(error: np.ndarray, controlled: np.ndarray, chains: int) -> np.ndarray:
@@ -274,13 +265,11 @@ def _of_dependent(error: np.ndarray, controlled: np.ndarray, chains: int) -> np.
     gives the error. `controlled` has the values of each chain with coefficients from the other
     chains, since coefficients from all chains would fit their means.
     """
-    from arviz_stats.base import array_stats  # takes half a second to import
-
     series = controlled.reshape(chains, -1, controlled.shape[1])
     if series.shape[1] < FEWEST_OF_A_CHAIN:
         return error
     with np.errstate(all="ignore"):
-        effective = array_stats.ess(series, method="mean", chain_axis=0, draw_axis=1)
+        effective = ess(series, "mean")
     error = error * np.sqrt(len(controlled) / np.fmin(effective, len(controlled)))
     within = np.sqrt(series.var(1, ddof=1).mean(0) / len(controlled))
     between = series.mean(1).std(0, ddof=1) / np.sqrt(chains)
@@ -316,7 +305,7 @@ def number_of_batches(
         chosen = min(max(BATCHES, needed), available)
     else:
         chosen = whole_number("batches", given, 2, " a chain")
-    remedies = ["more draws"] + ["order=1"] * (order > 1) + ['regression="cv"'] * exact
+    remedies = ["more draws"] + ["order=1"] * (order > 1) + ['regression="ridge"'] * exact
     if needed > available:
         raise ValueError(
             f"{terms} terms of order {order} should have at least {needed * chains} batches, but "

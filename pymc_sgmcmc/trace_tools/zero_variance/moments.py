@@ -20,7 +20,7 @@ from pymc_sgmcmc.trace_tools.zero_variance.estimate import (
 
 
 def means_of_moments(
-    moments: StoredMoments, order: int, regression: str, split: bool, batches: int | None
+    moments: StoredMoments, order: int, regression: str, batches: int | None
 ) -> tuple[Means, Means | None, list[str]]:
     """Means of the position, its variances for order 2, and notes on the errors.
 
@@ -34,7 +34,7 @@ def means_of_moments(
         Where there are fewer batches than the terms need, or no products for order 2.
     """
     one_of("regression", regression, tuple(REGRESSIONS))
-    settings = (regression, split, batches)
+    settings = (regression, batches)
     means = _of_batches(
         moments.batch_position, moments.batch_gradient, moments.batch_length, 1, *settings
     )
@@ -64,7 +64,6 @@ def _of_batches(
     length: int,
     order: int,
     regression: str,
-    split: bool,
     batches: int | None,
 ) -> Means:
     """Means of values with terms, both of shape (chains, batches, ...), of stored batches.
@@ -77,7 +76,7 @@ def _of_batches(
     joined = available // used
     values, terms = (batch_means(stored, available // joined) for stored in (values, terms))
     length *= joined
-    return control_batches(values, terms, chains, length, regression=regression, split=split)[0]
+    return control_batches(values, terms, chains, length, regression=regression)[0]
 
 
 def _second_order(moments: StoredMoments) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -28,6 +28,7 @@ from pymc_sgmcmc.trace_tools.variables import (
     check_posterior,
     columns_of,
     functions_of_draws,
+    labels_of_elements,
     posterior_of,
 )
 from pymc_sgmcmc.trace_tools.zero_variance.estimate import ControlledMeans, controlled_means
@@ -97,14 +98,9 @@ class ZeroVariance:
             ``predicted_gain`` and ``over_transitions``. ``attrs["notes"]`` has the notes.
         """
         columns = (*ESTIMATES, "predicted_gain", "over_transitions")
-        from arviz_base import xarray_sel_iter  # takes half a second to import
-        from arviz_base.labels import BaseLabeller
-
-        elements = xarray_sel_iter(self.mean, skip_dims=set())
-        labels = [BaseLabeller().make_label_flat(*element) for element in elements]
         table = pd.DataFrame(
             {name: _flat(getattr(self, name)) for name in columns},
-            index=pd.Index(labels, name="parameter"),
+            index=labels_of_elements(self.mean),
         )
         table.attrs["notes"] = list(self.notes)
         return table
@@ -144,7 +140,6 @@ def zero_variance(
     *,
     coefficients: str = "batch_means",
     regression: str = "least_squares",
-    split: bool = False,
     batches: int | None = None,
     moments: bool | str = True,
 ) -> ZeroVariance:
@@ -200,13 +195,9 @@ def zero_variance(
     coefficients : {"batch_means", "marginal"}
         Whether the covariances are over means of batches of successive draws, or over single draws
         as in the paper. Batches should be longer than the autocorrelation time.
-    regression : {"least_squares", "ridge", "pca", "cv"}
-        Least squares needs five batches for each term. The others need fewer batches, and
-        scikit-learn, which is optional: ridge regression, principal components, or the best of all
-        in cross-validation.
-    split : bool
-        Take the coefficients for each fifth of the batches from the other batches, so that
-        coefficients and means share no draws.
+    regression : {"least_squares", "ridge"}
+        Least squares needs five batches for each term. Ridge regression needs fewer batches, and
+        scikit-learn, which is optional.
     batches : int, optional
         Number of batches of each chain. The default is 20, or five for each term over all chains.
     moments : bool or "only"
@@ -262,7 +253,7 @@ def zero_variance(
                 "`moments='only'` gives means of the position alone, but got `func`, `var_names`, "
                 "`model` or other `coefficients`. Leave these out, or use `moments=True`."
             )
-        return _from_moments(read_moments(idata), order, regression, split, batches)
+        return _from_moments(read_moments(idata), order, regression, batches)
     if not isinstance(moments, bool):
         raise ValueError(f"`moments` should be True, False or 'only', but got {moments!r}.")
     idata = with_gradients(idata, model)
@@ -278,7 +269,6 @@ def zero_variance(
         order,
         coefficients=coefficients,
         regression=regression,
-        split=split,
         batches=batches,
         labels=run.labels,
     )
@@ -295,7 +285,7 @@ def zero_variance(
     if moments and coefficients == "batch_means" and order <= 2 and run.thin != 1:
         coordinates, numbers = _coordinates(functions, run)
         if coordinates.any() and MOMENTS in idata.children:
-            means, notes = _means_over_transitions(idata, run, regression, split, batches)
+            means, notes = _means_over_transitions(idata, run, regression, batches)
             if means is not None:
                 over = coordinates
                 columns |= {name: columns[name].copy() for name in ESTIMATES}
@@ -322,7 +312,7 @@ def zero_variance(
 
 
 def _from_moments(
-    moments: StoredMoments, order: int, regression: str, split: bool, batches: int | None
+    moments: StoredMoments, order: int, regression: str, batches: int | None
 ) -> ZeroVariance:
     """Means of the unconstrained position, and with order 2 its variances."""
     if order not in (1, 2):
@@ -330,7 +320,7 @@ def _from_moments(
             f"`order` should be 1 or 2, but got {order!r}. Use `moments=True` for higher orders, "
             "which need the draws."
         )
-    means, variances, notes = means_of_moments(moments, order, regression, split, batches)
+    means, variances, notes = means_of_moments(moments, order, regression, batches)
     parts = [means] if variances is None else [means, variances]
 
     def dataset(columns: list[np.ndarray]) -> xr.Dataset:
@@ -350,12 +340,12 @@ def _from_moments(
 
 
 def _means_over_transitions(
-    idata: DataTree, run: StoredRun, regression: str, split: bool, batches: int | None
+    idata: DataTree, run: StoredRun, regression: str, batches: int | None
 ) -> tuple[ZeroVariance | None, list[str]]:
     """Means of the position over all transitions, None where they cannot be used, and notes."""
     try:
         moments = read_moments(idata)
-        means = _from_moments(moments, 1, regression, split, batches)
+        means = _from_moments(moments, 1, regression, batches)
     except ValueError as error:
         return None, [f"The means are over the draws alone, since moments cannot be used: {error}"]
     chains = moments.batch_position.shape[0]
