@@ -13,6 +13,7 @@ Examples
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -44,7 +45,7 @@ OPTIONS = {
     "draws": (500, "draws of each of two chains"),
     "slope": ((10**4, 10**5, 10**6), "rows of crossed ratings for the table of slopes"),
     "seconds": (600.0, "a peer is stopped after so many"),
-    "reference_seconds": (3600.0, "so is the long run of NUTS that small models are compared with"),
+    "longest": (3600.0, "this package is, and the run of NUTS that small models are compared with"),
 }
 
 
@@ -181,9 +182,9 @@ def measured(settings: Any, table: str, **model: Any) -> Iterator[Result]:
     about = {"table": table, "shape": model["shape"], "form": model["form"]}
     given = {**model, "draws": settings.draws}
     try:
-        cold, warm = cold_and_warm(run_ours, **given)
+        cold, warm = cold_and_warm(run_ours, **given, limit=settings.longest)
         yield {**about, "method": "SGLDCV", **warm, "cold": cold["set_up"]}
-    except RuntimeError as error:
+    except (RuntimeError, subprocess.TimeoutExpired) as error:
         say(str(error))
         yield {**about, "method": "SGLDCV", "set_up": "no result"}
     for peer in settings.peers:
@@ -203,7 +204,7 @@ def results(settings: Any) -> Iterator[Result]:
             size, reference = SIZES[name], None
             if settings.peers and (name == "small" or shape == REAL):
                 say(f"NUTS of {shape}, {name}")
-                given = {"python": python_of("nutpie"), "limit": settings.reference_seconds}
+                given = {"python": python_of("nutpie"), "limit": settings.longest}
                 reference = attempt(run_reference, shape=shape, size=size, **REFERENCE, **given)
             for form in settings.forms:
                 for result in measured(

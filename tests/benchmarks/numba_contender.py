@@ -8,8 +8,8 @@ gradients at the position and at the mode: (y - s(z)) x - (y - s(z0)) x = (s(z0)
 the logistic function and z0 the predictor at the mode. SGLD-CV therefore reads a stored s(z0)
 where SGLD reads y, and a transition of both is the same work.
 
-Which way to go through a window is fastest depends on its shape: three ways are compiled, and the
-fastest in a short trial is the contender.
+Which way to go through a window is faster depends on its shape: two ways are compiled, and the
+faster one in a short trial is the contender.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ def prepare(problem: Problem, batch: int, step_size: float) -> dict[str, Callabl
     layouts = {
         "rows": (_gradient_by_rows, design),
         "matrix": (_gradient_by_matrix, design),
-        "columns": (_gradient_by_columns, np.ascontiguousarray(design.T)),
     }
     start = problem.start.astype(problem.dtype)
     precision = problem.dtype.type(PRIOR_SD**-2)
@@ -173,25 +172,6 @@ def _gradient_by_matrix(data, target, first, position, work, gradient):
     np.dot(window, position, work)
     _replace_by_residuals(work, target[first : first + work.size])
     np.dot(work, window, gradient)
-
-
-@_compiled
-def _gradient_by_columns(data, target, first, position, work, gradient):
-    """Two passes over the window of a transposed copy, column by column."""
-    zero = position.dtype.type(0)
-    work[:] = zero
-    for j in range(position.size):
-        column = data[j][first : first + work.size]
-        coefficient = position[j]
-        for i in range(work.size):
-            work[i] += column[i] * coefficient
-    _replace_by_residuals(work, target[first : first + work.size])
-    for j in range(position.size):
-        column = data[j][first : first + work.size]
-        total = zero
-        for i in range(work.size):
-            total += column[i] * work[i]
-        gradient[j] = total
 
 
 @_compiled
