@@ -56,13 +56,14 @@ import pytest  # noqa: E402
 from pytensor.compile.mode import predefined_linkers  # noqa: E402
 from pytensor.link.vm import VMLinker  # noqa: E402
 
-from tests.support.default_cases import leave_out_the_others  # noqa: E402
+from tests.support.default_cases import leave_out_the_others, mark_fast  # noqa: E402
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Before pytest deselects the slow ones."""
+    """Before pytest deselects those that are not asked for."""
     leave_out_the_others(items)
+    mark_fast(items)
 
 
 @pytest.hookimpl(wrapper=True)

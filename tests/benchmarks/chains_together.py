@@ -3,45 +3,46 @@
 The chains are written by hand for one model and compiled by Numba, so this is the most that could
 be gained. The package itself runs each chain on rows of its own.
 
-Examples
---------
 ::
 
-    python tests/benchmarks/chains_together.py
     python tests/benchmarks/chains_together.py --features 10 --batch 500 --chains 4 16
-
-``README.md`` beside this file says how to read the figures.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
 from common import METHODS
-from common.machine import restrict_to_one_core
-from common.program import make_parser, print_table, say, write_results
+from common.clocks import in_turn
+from common.runner import Result, Table, run
 
 STRETCHES = 200
 """Means of this many stretches of the chains show the variance of the mean of all chains."""
-
-
-def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Parse the command line."""
-    parser = make_parser(__doc__)
-    parser.add_argument("--rows", type=int, default=100_000, help="rows of the data, N")
-    parser.add_argument("--features", type=int, nargs="+", default=[10, 50], help="p")
-    parser.add_argument("--batch", type=int, nargs="+", default=[30, 500], help="minibatch size, n")
-    parser.add_argument("--chains", type=int, nargs="+", default=[4, 16])
-    parser.add_argument("--step", type=float, default=0.05, help="step size, of unit curvature")
-    parser.add_argument("--transitions", type=int, default=100_000, help="of each chain")
-    parser.add_argument("--rounds", type=int, default=5, help="times each is timed, in turn")
-    return parser.parse_args(arguments)
+OPTIONS = {
+    "rows": (100_000, "rows of the data, N"),
+    "features": ((10, 50), "p"),
+    "batch": ((30, 500), "minibatch size, n"),
+    "chains": ((4, 16),),
+    "step": (0.05, "step size, of unit curvature"),
+    "transitions": (100_000, "of each chain"),
+    "rounds": (5, "times each is timed, in turn"),
+}
+COLUMNS = {
+    "p": "features",
+    "n": "batch",
+    "chains": "chains",
+    "method": "method",
+    "apart": "apart",
+    "together": "together",
+    "×": lambda r: r["apart"] / r["together"],
+    "variance apart": "variance_apart",
+    "variance together": "variance_together",
+}
 
 
 @cache
@@ -73,16 +74,13 @@ def compiled() -> Callable[..., None]:
     return run
 
 
-def measure(
-    settings: argparse.Namespace, features: int, batch: int, chains: int
-) -> list[dict[str, Any]]:
+def measure(settings: Any, features: int, batch: int, chains: int) -> Iterator[Result]:
     """Time both ways in turn, and compare the variance of the mean of the chains."""
-    # NumPy reads the number of threads when it loads.
     import numpy as np
-    from common.problem import make_problem, sigmoid
-    from common.timing import best, timed
+    from common.regression import make_problem, sigmoid
 
-    problem = make_problem(settings.rows, features, "float64")
+    stretch = settings.transitions // STRETCHES
+    problem = make_problem(settings.rows, features)
     # In coordinates R⁻¹ θ the curvature is one.
     root = np.linalg.inv(np.linalg.cholesky(problem.curvature)).T
     design = problem.design @ root
@@ -90,69 +88,42 @@ def measure(
     fitted = sigmoid(design @ mode)
     slope = design.T @ (problem.response - fitted)
     parts = {"sgld": (problem.response, np.zeros(features)), "sgld-cv": (fitted, slope)}
-    stretch = settings.transitions // STRETCHES
-    results = []
     for method in METHODS:
         arguments = (design, *parts[method], settings.step, batch)
+        inflation: dict[int, list[float]] = {1: [], chains: []}
 
-        def several(together: bool, seed: int, arguments=arguments) -> np.ndarray:
-            """Mean of each chain in each stretch, shape (stretches, p, chains)."""
-            width = chains if together else 1
+        def several(seed: int, width: int, arguments=arguments, inflation=inflation) -> None:
+            """Variance of the mean of all chains over that of independent ones."""
             means = []
             for chain in range(0, chains, width):
                 generator = np.random.default_rng([seed, chain])
                 positions = np.repeat(mode[:, None], width, axis=1)
-                out = np.empty((stretch, features, width))
-                of_chain = []
+                out, of_chain = np.empty((stretch, features, width)), []
                 for _ in range(STRETCHES):
                     compiled()(*arguments, generator, positions, out)
                     of_chain.append(out.mean(0))
                 means.append(of_chain)
-            return np.concatenate(means, axis=2)
+            values = np.concatenate(means, axis=2)
+            ratio = chains * values.mean(2).var(0).mean() / values.var(0).mean()
+            inflation[width].append(float(ratio))
 
-        ways = {"apart": False, "together": True}
-        times: dict[str, list] = {way: [] for way in ways}
-        inflation: dict[str, list] = {way: [] for way in ways}
-        for together in ways.values():
-            several(together, 0)  # compiles
-        for number in range(settings.rounds):
-            for way, together in ways.items():
-                means, seconds = timed(several, together, number)
-                times[way].append(seconds)
-                variance = chains * means.mean(2).var(0).mean() / means.var(0).mean()
-                inflation[way].append(variance)
+        calls = {width: lambda seed, width=width: several(seed, width) for width in (1, chains)}
+        times = in_turn(calls, settings.rounds)
         transitions = STRETCHES * stretch * chains
-        taken = {way: 1e6 * best(times[way], "cpu") / transitions for way in ways}
-        results.append(
-            {
-                "features": features,
-                "batch": batch,
-                "chains": chains,
-                "method": method,
-                **taken,
-                "faster": taken["apart"] / taken["together"],
-                **{f"variance_{way}": float(np.mean(inflation[way])) for way in ways},
-            }
-        )
-    return results
+        found = {"features": features, "batch": batch, "chains": chains, "method": method}
+        for name, width in {"apart": 1, "together": chains}.items():
+            found[name] = 1e6 * times[width][0] / transitions
+            found[f"variance_{name}"] = float(np.mean(inflation[width][1:]))
+        yield found
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the benchmark."""
-    settings = parse_arguments(arguments)
-    core = restrict_to_one_core(settings.core)
-    results: list[dict[str, Any]] = []
+def results(settings: Any) -> Iterator[Result]:
+    """All combinations."""
     for case in itertools.product(settings.features, settings.batch, settings.chains):
-        say("p = {}, n = {}, {} chains".format(*case))
-        results += measure(settings, *case)
-        write_results(settings.output, "chains_together", settings, core, results)
-    print_table(
-        f"µs of processor time a transition of one chain, N = {settings.rows}",
-        ["p", "n", "chains", "method", "apart", "together", "×", "variance apart", "together"],
-        [list(result.values()) for result in results],
-    )
-    return 0
+        yield from measure(settings, *case)
 
+
+TABLES = [Table("µs of processor time a transition of one chain, N = {rows}", COLUMNS)]
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(__doc__, results, TABLES, OPTIONS))

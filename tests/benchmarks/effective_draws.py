@@ -4,193 +4,123 @@ Examples
 --------
 ::
 
-    python tests/benchmarks/effective_draws.py --output draws.json
+    python tests/benchmarks/effective_draws.py --limit 60 --output draws.json
     python tests/benchmarks/effective_draws.py --rows 1000000 --contenders ours --output draws.json
     python tests/benchmarks/effective_draws.py --contenders --output draws.json --markdown draws.md
-
-``README.md`` beside this file says how to read the figures.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import subprocess
 import sys
-import tempfile
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
-from common.child import cache_variables, run_in_fresh_process
-from common.machine import restrict_to_one_core
-from common.markdown import write_tables
-from common.peer_python import STORAGE, python_of, python_path
-from common.program import (
-    make_parser,
-    print_table,
-    print_verdict,
-    say,
-    write_results,
-)
-from draws_benchmark import CONTENDERS
+from common.clocks import errors_of_draws, slope
+from common.peers import python_of, python_path
+from common.runner import Result, Table, Verdict, cold_and_warm, run, scratch
 
-ROWS = [10_000, 100_000, 1_000_000, 10_000_000]
+CONTENDERS = (
+    "ours", "sample", "corrected", "euler", "euler_fine", "blackjax", "blackjax_fine", "sgmcmcjax",
+    "hmcecs", "nutpie", "advi", "pathfinder", "laplace", "psis",
+)  # fmt: skip
+"""Contenders in the order of the table's lines."""
 EFFECTIVE = 1000
 LARGEST_SLOPE = 0.05
 """Of the logarithm of the cost of a draw of ours over that of the number of rows."""
 LARGEST_SD_ERROR = 0.05
+OPTIONS = {
+    "rows": ((10_000, 100_000, 1_000_000, 10_000_000), "rows of the data, N"),
+    "features": (20, "coefficients, p"),
+    "contenders": (CONTENDERS, CONTENDERS, "none: show what the file has"),
+    "rounds": (1, "pairs of processes for each cache"),
+    "limit": (600.0, "seconds of one process"),
+}
 
 
-def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Parse the command line."""
-    parser = make_parser(__doc__)
-    parser.add_argument("--rows", type=int, nargs="+", default=ROWS, help="rows of the data, N")
-    parser.add_argument("--features", type=int, default=20, help="coefficients, p")
-    parser.add_argument(
-        "--contenders", nargs="*", default=list(CONTENDERS), choices=CONTENDERS,
-        help="none: show what the file has",
-    )  # fmt: skip
-    parser.add_argument("--rounds", type=int, default=1, help="pairs of processes for each cache")
-    parser.add_argument("--limit", type=float, default=600.0, help="seconds of one process")
-    parser.add_argument("--markdown", type=Path, help="file for the table of the documentation")
-    return parser.parse_args(arguments)
-
-
-def measure(contender: str, folder: str, rounds: int, limit: float) -> dict[str, Any]:
+def measure(contender: str, folder: str, rounds: int, limit: float) -> Result:
     """Run a contender with an empty and with a filled cache; the fastest round counts."""
-    runs: dict[str, dict[str, Any]] = {}
+    import numpy as np
+    from common.regression import load_problem
+    from draws_contenders import measure as contend
+
+    runs: list[dict[str, Result]] = []
+    given = {"contender": contender, "folder": folder, "limit": limit}
+    problem = load_problem(folder)
     try:
-        python, path = python_of(contender), python_path(contender)
+        given |= {"environment": python_path(contender), "python": python_of(contender)}
         for _ in range(rounds):
-            with tempfile.TemporaryDirectory(prefix="effective-draws-cache-") as cache:
-                for kind in ("cold", "warm"):
-                    environment = cache_variables(cache) | {"PYTHONPATH": path}
-                    run = run_in_fresh_process(
-                        "draws_benchmark.worker:measure", environment, python, limit,
-                        contender=contender, folder=folder,
-                    )  # fmt: skip
-                    run |= judge(folder)
-                    wall, cpu = (
-                        first + more * EFFECTIVE / run["ess"]
-                        for first, more in zip(run["set_up"], run["drawing"], strict=True)
-                    )
-                    run |= {"wall": wall, "cpu": cpu}
-                    if kind not in runs or cpu < runs[kind]["cpu"]:
-                        runs[kind] = run
+            both = dict(zip(("cold", "warm"), cold_and_warm(contend, **given), strict=True))
+            draws = np.load(f"{folder}/draws.npy")
+            errors = errors_of_draws(draws[None], problem.mode, problem.sd)
+            for each in both.values():
+                each |= {"draws": len(draws), **errors}
+                for number, clock in enumerate(("wall", "cpu")):
+                    drawing = each["drawing"][number] * EFFECTIVE / each["ess"]
+                    each[clock] = each["set_up"][number] + drawing
+            runs.append(both)
     except subprocess.TimeoutExpired:
-        return {**runs, "absent": f"> {limit:g} s"}
+        return {"absent": f"> {limit:g} s"}
     except RuntimeError as error:
-        return {**runs, "absent": str(error).strip().splitlines()[-1]}
-    return runs
+        return {"absent": "absent", "reason": str(error).strip().splitlines()[-1]}
+    return {
+        kind: min((run[kind] for run in runs), key=lambda each: each["cpu"])
+        for kind in ("cold", "warm")
+    }
 
 
-def judge(folder: str) -> dict[str, float]:
-    """Compare the draws of the last run with the Laplace approximation."""
-    import numpy as np
-    from common.errors import errors_of_draws
-    from common.problem import load_problem
+def results(settings: Any) -> Iterator[Result]:
+    """Each contender on each number of rows."""
+    from common.regression import make_problem, save_problem
 
-    problem, draws = load_problem(folder), np.load(f"{folder}/draws.npy")
-    sd = np.sqrt(np.diag(np.linalg.inv(problem.curvature)))
-    return {"draws": len(draws), **errors_of_draws(draws[None], problem.mode, sd)}
-
-
-def read_results(output: Path | None) -> list[dict[str, Any]]:
-    """Results of earlier runs with this file."""
-    if output is None or not output.exists():
-        return []
-    return json.loads(output.read_text())["results"]
-
-
-COLUMNS = (
-    "N", "contender", "cold s", "warm s", "cold wall s", "warm wall s", "set-up s", "ESS/s",
-    "with set-up", "sd ratio", "mean error",
-)  # fmt: skip
-
-
-def table_rows(results: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
-    """Cells of the table; a run that did not end has its limit in place of the times."""
-    rows = []
-    for result in results:
-        cells = [result["rows"], result["contender"]]
-        if "warm" not in result:
-            reason = result["absent"] if result["absent"].startswith(">") else "absent"
-            rows.append([*cells, reason, *[""] * (len(COLUMNS) - 3)])
-            continue
-        cold, warm = result["cold"], result["warm"]
-        rows.append(
-            [
-                *cells,
-                cold["cpu"],
-                warm["cpu"],
-                cold["wall"],
-                warm["wall"],
-                warm["set_up"][1],
-                warm["ess"] / warm["drawing"][1],
-                EFFECTIVE / warm["cpu"],
-                f"{warm['sd_ratio']:.3f}",
-                warm["mean_error"],
-            ]
-        )
-    return rows
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Run the benchmark."""
-    settings = parse_arguments(arguments)
-    core = restrict_to_one_core(settings.core)
-    from common.problem import make_problem, save_problem
-
-    results = read_results(settings.output)
-    STORAGE.mkdir(exist_ok=True)
     for rows in settings.rows if settings.contenders else ():
-        with tempfile.TemporaryDirectory(dir=STORAGE, prefix="problem-") as folder:
-            save_problem(make_problem(rows, settings.features, "float64"), folder)
+        with scratch() as folder:
+            save_problem(make_problem(rows, settings.features), folder)
             for contender in settings.contenders:
-                say(f"N = {rows}, {contender}")
                 key = {"rows": rows, "features": settings.features, "contender": contender}
-                results = [result for result in results if not key.items() <= result.items()]
-                results.append(key | measure(contender, folder, settings.rounds, settings.limit))
-                results.sort(key=lambda r: (r["rows"], CONTENDERS.index(r["contender"])))
-                write_results(settings.output, "effective_draws", settings, core, results)
-    shown = [result for result in results if result["features"] == settings.features]
-    title = f"Fresh process to {EFFECTIVE} effective draws, p = {settings.features}, processor time"
-    print_table(title, COLUMNS, table_rows(shown))
-    for result in shown:
-        if "absent" in result:
-            print(f"N = {result['rows']}: {result['contender']}: {result['absent']}")
-    if settings.markdown is not None:
-        command = "tests/benchmarks/effective_draws.py"
-        write_tables(settings.markdown, [(COLUMNS, table_rows(shown))], command)
-    return 0 if verdicts(shown) else 1
+                given = {"rounds": settings.rounds, "limit": settings.limit}
+                yield key | measure(contender, str(folder), **given)
 
 
-def verdicts(results: Sequence[Mapping[str, Any]]) -> bool:
-    """Print whether this package's figures are within their limits."""
-    import numpy as np
+def warm(get: Any) -> Any:
+    """A cell of a run that ended; that of one that did not is empty."""
+    return lambda r: get(r["warm"]) if "warm" in r else ""
 
-    ours = [
-        (result["rows"], result["warm"])
-        for result in results
-        if result["contender"] == "ours" and "warm" in result
-    ]
-    reached = [
-        print_verdict(
-            f"N = {rows}: error of the standard deviations",
-            abs(run["sd_ratio"] - 1),
-            LARGEST_SD_ERROR,
-            "",
-        )
-        for rows, run in ours
-    ]
+
+COLUMNS = {
+    "N": "rows",
+    "contender": "contender",
+    "cold s": lambda r: r["cold"]["cpu"] if "cold" in r else r["absent"],
+    "warm s": warm(lambda one: one["cpu"]),
+    "cold wall s": lambda r: r["cold"]["wall"] if "cold" in r else "",
+    "warm wall s": warm(lambda one: one["wall"]),
+    "set-up s": warm(lambda one: one["set_up"][1]),
+    "ESS/s": warm(lambda one: one["ess"] / one["drawing"][1]),
+    "with set-up": warm(lambda one: EFFECTIVE / one["cpu"]),
+    "sd ratio": warm(lambda one: f"{one['sd_ratio']:.3f}"),
+    "mean error": warm(lambda one: one["mean_error"]),
+}
+
+
+def tables(found: list[Result]) -> list[Table]:
+    """In the order of rows and contenders."""
+    found.sort(key=lambda r: (r["rows"], CONTENDERS.index(r["contender"])))
+    title = f"Fresh process to {EFFECTIVE} effective draws, p = {{features}}, processor time"
+    return [Table(title, COLUMNS)]
+
+
+def verdicts(found: list[Result]) -> Iterator[Verdict]:
+    """Errors of this package, and how the cost of a draw grows."""
+    ours = [(r["rows"], r["warm"]) for r in found if r["contender"] == "ours" and "warm" in r]
+    for rows, one in ours:
+        error = abs(one["sd_ratio"] - 1)
+        yield Verdict(f"N = {rows}: error of the standard deviations", error, LARGEST_SD_ERROR)
     if len(ours) > 1:
-        costs = [run["drawing"][1] / run["ess"] for _, run in ours]
-        slope = np.polyfit(np.log([rows for rows, _ in ours]), np.log(costs), 1)[0]
-        what = "log-log slope of the cost of a draw over N"
-        reached.append(print_verdict(what, float(slope), LARGEST_SLOPE, ""))
-    return all(reached)
+        costs = [one["drawing"][1] / one["ess"] for _, one in ours]
+        growth = slope([rows for rows, _ in ours], costs)
+        yield Verdict("log-log slope of the cost of a draw over N", growth, LARGEST_SLOPE)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    merged = ("rows", "features", "contender")
+    sys.exit(run(__doc__, results, tables, OPTIONS, verdicts, merged=merged))

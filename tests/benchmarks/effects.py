@@ -4,391 +4,281 @@ Examples
 --------
 ::
 
-    python tests/benchmarks/effects.py
-    python tests/benchmarks/effects.py --shapes matches claims --sizes small --peers
     python tests/benchmarks/effects.py --markdown docs/tables/effects.txt
+    python tests/benchmarks/effects.py --shapes matches claims --sizes small --slope
+    python tests/benchmarks/effects.py --shapes ratings --forms centred --sizes small --peers
 
 ``README.md`` beside this file says how to read the figures.
 """
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
-from common.chains import nutpie_chain, timed_draws
-from common.child import cache_variables, run_in_fresh_process
-from common.machine import restrict_to_one_core
-from common.markdown import write_tables
-from common.peer_python import python_of
-from common.program import make_parser, print_table, print_verdict, say, write_results
+from common.clocks import nutpie_chain, peak_memory, slope, timed_draws
+from common.peers import python_of
+from common.runner import Result, Table, Verdict, attempt, cold_and_warm, run, say
 
-COLUMNS = [
-    "model",
-    "rows",
-    "coordinates",
-    "method",
-    "set-up, cold",
-    "set-up, warm",
-    "ESS/s, worst scale or coefficient",
-    "worst effect",
-    "R-hat",
-    "z, largest",
-    "z of effects, sd",
-]
-PEER_SECONDS = 600
-"""A peer is stopped after so many seconds."""
-LARGEST_R_HAT = 1.05
-"""A run with a larger R-hat has no figure."""
+SHAPES = (
+    "ratings", "matches", "nested", "claims", "slopes", "unequal", "predictors", "polls", "spreads",
+    "inst_eval",
+)  # fmt: skip
+"""Functions of `common.hierarchical`."""
+FORMS = ("centred", "not centred")
 SIZES = {"small": 1, "large": 8}
 """Rows and levels in units of the small model."""
-
-
-def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Parse the command line."""
-    parser = make_parser(__doc__)
-    parser.add_argument("--shapes", nargs="*", default=list(SHAPES), choices=SHAPES)
-    parser.add_argument("--sizes", nargs="*", default=list(SIZES), choices=SIZES)
-    parser.add_argument("--peers", nargs="*", default=["nutpie"], choices=["nutpie"])
-    parser.add_argument("--draws", type=int, default=500, help="draws of each of two chains")
-    parser.add_argument("--markdown", type=Path, help="file for the table of the documentation")
-    return parser.parse_args(arguments)
-
-
-def _levels(rng: Any, count: int, rows: int) -> Any:
-    """A level for each row, with every level once."""
-    import numpy as np
-
-    return np.concatenate([np.arange(count), rng.integers(count, size=rows - count)])
-
-
-def ratings(rng: Any, size: int) -> tuple[Any, dict[str, Any]]:
-    """Users by items, centred."""
-    import pymc as pm
-
-    users, items, rows = 600 * size, 150 * size, 15_000 * size
-    user, item = _levels(rng, users, rows), rng.integers(items, size=rows)
-    a, b = 0.4 * rng.normal(size=users), 0.6 * rng.normal(size=items)
-    y = 3.3 + a[user] + b[item] + 0.9 * rng.normal(size=rows)
-    with pm.Model() as model:
-        mean, sigma = pm.Normal("mean", 3, 2), pm.HalfNormal("sigma", 1)
-        of_users, of_items = pm.HalfNormal("of_users", 1), pm.HalfNormal("of_items", 1)
-        u = pm.Normal("u", 0, of_users, shape=users)
-        v = pm.Normal("v", 0, of_items, shape=items)
-        pm.Normal("y", mean + u[user] + v[item], sigma, observed=y)
-    known = {"mean": 3.3, "sigma": 0.9, "of_users": 0.4, "of_items": 0.6, "u": a, "v": b}
-    return model, known
-
-
-def matches(rng: Any, size: int) -> tuple[Any, dict[str, Any]]:
-    """Players against players, not centred."""
-    import numpy as np
-    import pymc as pm
-
-    players, rows = 600 * size, 20_000 * size
-    first = _levels(rng, players, rows)
-    second = (first + rng.integers(1, players, size=rows)) % players
-    skill = 0.8 * rng.normal(size=players)
-    wins = rng.random(rows) < 1 / (1 + np.exp(skill[second] - skill[first]))
-    winner, loser = np.where(wins, [first, second], [second, first])
-    with pm.Model() as model:
-        of_players = pm.HalfNormal("of_players", 1)
-        z = pm.Normal("z", shape=players)
-        s = pm.Deterministic("s", z * of_players)
-        pm.Bernoulli("y", logit_p=s[winner] - s[loser], observed=np.ones(rows, "int8"))
-    return model, {"of_players": 0.8, "s": skill}
-
-
-def nested(rng: Any, size: int) -> tuple[Any, dict[str, Any]]:
-    """Pupils in classes in schools, not centred."""
-    import pymc as pm
-
-    schools, classes, rows = 60 * size, 600 * size, 12_000 * size
-    of_class, group = _levels(rng, schools, classes), _levels(rng, classes, rows)
-    a, b = 0.5 * rng.normal(size=schools), 0.3 * rng.normal(size=classes)
-    x = rng.normal(size=rows)
-    y = 1 + 0.5 * x + a[of_class[group]] + b[group] + rng.normal(size=rows)
-    with pm.Model() as model:
-        mean, slope = pm.Normal("mean", 0, 2), pm.Normal("slope")
-        of_schools, of_classes = pm.HalfNormal("of_schools", 1), pm.HalfNormal("of_classes", 1)
-        u = pm.Deterministic("u", of_schools * pm.Normal("z_u", shape=schools))
-        v = pm.Deterministic("v", of_classes * pm.Normal("z_v", shape=classes))
-        predictor = mean + slope * x + u[of_class[group]] + v[group]
-        pm.Normal("y", predictor, pm.HalfNormal("sigma", 1), observed=y)
-    known = {"mean": 1, "slope": 0.5, "of_schools": 0.5, "of_classes": 0.3, "sigma": 1}
-    return model, {**known, "u": a, "v": b}
-
-
-def claims(rng: Any, size: int) -> tuple[Any, dict[str, Any]]:
-    """Counts with exposure, districts by vehicles, centred."""
-    import numpy as np
-    import pymc as pm
-
-    districts, vehicles, rows = 500 * size, 60, 50_000 * size
-    district, vehicle = _levels(rng, districts, rows), rng.integers(vehicles, size=rows)
-    a, b = 0.3 * rng.normal(size=districts), 0.4 * rng.normal(size=vehicles)
-    age, exposure = rng.normal(size=rows), rng.uniform(0.1, 1, size=rows)
-    y = rng.poisson(exposure * np.exp(-2 + 0.2 * age + a[district] + b[vehicle]))
-    with pm.Model() as model:
-        mean, slope = pm.Normal("mean", -2, 1), pm.Normal("slope")
-        of_districts = pm.HalfNormal("of_districts", 0.5)
-        of_vehicles = pm.HalfNormal("of_vehicles", 0.5)
-        u = pm.Normal("u", 0, of_districts, shape=districts)
-        v = pm.Normal("v", 0, of_vehicles, shape=vehicles)
-        rate = exposure * pm.math.exp(mean + slope * age + u[district] + v[vehicle])
-        pm.Poisson("y", rate, observed=y)
-    known = {"mean": -2, "slope": 0.2, "of_districts": 0.3, "of_vehicles": 0.4}
-    return model, {**known, "u": a, "v": b}
-
-
-def slopes(rng: Any, size: int) -> tuple[Any, dict[str, Any]]:
-    """Three correlated coefficients of each group, `LKJCholeskyCov`, not centred."""
-    import numpy as np
-    import pymc as pm
-
-    groups, rows, scales = 300 * size, 9000 * size, np.array([0.8, 0.5, 0.3])
-    group = _levels(rng, groups, rows)
-    X = np.column_stack([np.ones(rows), rng.normal(size=(rows, 2))])
-    correlations = np.full((3, 3), 0.3) + 0.7 * np.eye(3)
-    effects = rng.multivariate_normal(np.zeros(3), correlations * np.outer(scales, scales), groups)
-    coefficients = np.array([0.5, -0.3, 0.2])
-    y = (X * (coefficients + effects[group])).sum(1) + rng.normal(size=rows)
-    with pm.Model() as model:
-        beta = pm.Normal("beta", shape=3)
-        deviations = pm.Exponential.dist(1.0, shape=3)
-        root, _, _ = pm.LKJCholeskyCov("root", n=3, eta=2, sd_dist=deviations)
-        u = pm.Deterministic("u", pm.math.dot(pm.Normal("z", shape=(groups, 3)), root.T))
-        predictor = (X * (beta + u)[group]).sum(1)
-        pm.Normal("y", predictor, pm.HalfNormal("sigma", 1), observed=y)
-    return model, {"beta": coefficients, "root_stds": scales, "sigma": 1, "u": effects}
-
-
-def unequal(rng: Any, size: int) -> tuple[Any, dict[str, Any]]:
-    """Groups with sizes as Zipf's law, not centred."""
-    import numpy as np
-    import pymc as pm
-
-    groups, rows = 1000 * size, 40_000 * size
-    shares = 1 / np.arange(1, groups + 1) ** 1.1
-    more = rng.choice(groups, size=rows - groups, p=shares / shares.sum())
-    group, x = np.concatenate([np.arange(groups), more]), rng.normal(size=rows)
-    effects = 0.7 * rng.normal(size=groups)
-    y = rng.random(rows) < 1 / (1 + np.exp(1 - 0.5 * x - effects[group]))
-    with pm.Model() as model:
-        mean, slope = pm.Normal("mean", 0, 2), pm.Normal("slope")
-        of_groups = pm.HalfNormal("of_groups", 1)
-        u = pm.Deterministic("u", of_groups * pm.Normal("z", shape=groups))
-        predictor = mean + slope * x + u[group]
-        pm.Bernoulli("y", logit_p=predictor, observed=y.astype("int8"))
-    return model, {"mean": -1, "slope": 0.5, "of_groups": 0.7, "u": effects}
-
-
-def predictors(rng: Any, size: int) -> tuple[Any, dict[str, Any]]:
-    """Groups beside many predictors, not centred."""
-    import numpy as np
-    import pymc as pm
-
-    groups, rows, count = 600 * size, 20_000 * size, 40
-    group, X = _levels(rng, groups, rows), rng.normal(size=(rows, count))
-    slopes, effects = 0.2 * rng.normal(size=count), 0.4 * rng.normal(size=groups)
-    y = rng.random(rows) < 1 / (1 + np.exp(-0.3 - X @ slopes - effects[group]))
-    with pm.Model() as model:
-        mean, of_groups = pm.Normal("mean", 0, 1), pm.HalfNormal("of_groups", 1)
-        b = pm.Normal("b", shape=count)
-        u = pm.Deterministic("u", of_groups * pm.Normal("z", shape=groups))
-        predictor = mean + X @ b + u[group]
-        pm.Bernoulli("y", logit_p=predictor, observed=y.astype("int8"))
-    return model, {"mean": 0.3, "of_groups": 0.4, "b": slopes, "u": effects}
-
-
-def polls(rng: Any, size: int) -> tuple[Any, dict[str, Any]]:
-    """States, ages, educations and cells of the last two, as for poststratification; centred."""
-    import numpy as np
-    import pymc as pm
-
-    rows, lengths = 20_000 * size, {"state": 50, "age": 6, "education": 5, "cell": 30}
-    index = {name: rng.integers(length, size=rows) for name, length in lengths.items()}
-    index["cell"] = index["age"] * 5 + index["education"]
-    share, truth = rng.normal(size=50), {"state": 0.3, "age": 0.3, "education": 0.2, "cell": 0.2}
-    effects = {name: truth[name] * rng.normal(size=length) for name, length in lengths.items()}
-    predictor = -0.2 - 0.5 * share[index["state"]]
-    predictor += sum(effects[name][index[name]] for name in lengths)
-    y = rng.random(rows) < 1 / (1 + np.exp(-predictor))
-    with pm.Model() as model:
-        predictor = pm.Normal("mean", 0, 1.5) + pm.Normal("slope") * share[index["state"]]
-        for name, length in lengths.items():
-            scale = pm.HalfNormal(f"of_{name}", 1)
-            predictor = predictor + pm.Normal(name, 0, scale, shape=length)[index[name]]
-        pm.Bernoulli("y", logit_p=predictor, observed=y.astype("int8"))
-    scales = {f"of_{name}": scale for name, scale in truth.items() if lengths[name] > 10}
-    return model, {"slope": -0.5, **scales, "state": effects["state"], "cell": effects["cell"]}
-
-
-def spreads(rng: Any, size: int) -> tuple[Any, dict[str, Any]]:
-    """A mean and a residual scale of each group, not centred."""
-    import numpy as np
-    import pymc as pm
-
-    groups, records = 300 * size, 20
-    group, x = np.repeat(np.arange(groups), records), rng.normal(size=groups * records)
-    a, b = 0.5 * rng.normal(size=groups), 0.3 * rng.normal(size=groups)
-    y = 1 + 0.4 * x + a[group] + np.exp(-0.2 + b[group]) * rng.normal(size=len(group))
-    with pm.Model() as model:
-        mean, slope, level = pm.Normal("mean", 0, 2), pm.Normal("slope"), pm.Normal("level")
-        of_means, of_spreads = pm.HalfNormal("of_means", 1), pm.HalfNormal("of_spreads", 1)
-        u = pm.Deterministic("u", of_means * pm.Normal("z_u", shape=groups))
-        v = pm.Deterministic("v", of_spreads * pm.Normal("z_v", shape=groups))
-        pm.Normal("y", mean + slope * x + u[group], pm.math.exp(level + v[group]), observed=y)
-    known = {"mean": 1, "slope": 0.4, "level": -0.2, "of_means": 0.5, "of_spreads": 0.3}
-    return model, {**known, "u": a, "v": b}
-
-
-SHAPES: dict[str, Callable[[Any, int], tuple[Any, dict[str, Any]]]] = {
-    "ratings": ratings,
-    "matches": matches,
-    "nested": nested,
-    "claims": claims,
-    "slopes": slopes,
-    "unequal": unequal,
-    "predictors": predictors,
-    "polls": polls,
-    "spreads": spreads,
+REAL = "inst_eval"
+"""A model of real data, which has one size."""
+LARGEST_R_HAT = 1.05
+"""A run with a larger R-hat has no figure."""
+REFERENCE = {"draws": 2000, "seed": 11}
+"""Of each of two chains of NUTS, with which small models are compared."""
+OPTIONS = {
+    "shapes": (SHAPES, SHAPES),
+    "forms": (FORMS, FORMS),
+    "sizes": (tuple(SIZES), tuple(SIZES)),
+    "peers": (("nutpie",), ("nutpie",)),
+    "draws": (500, "draws of each of two chains"),
+    "slope": ((10**4, 10**5, 10**6), "rows of crossed ratings for the table of slopes"),
+    "seconds": (600.0, "a peer is stopped after so many"),
+    "longest": (3600.0, "this package is, and the run of NUTS that small models are compared with"),
 }
-"""Functions of a random generator and a size, to a model and its true values."""
+
+
+def make(shape: str, size: float, form: str) -> tuple[Any, dict[str, Any]]:
+    """A model and the values that made its data."""
+    import numpy as np
+    from common.hierarchical import SHAPES
+
+    return SHAPES[shape](np.random.default_rng(1), size, form)
+
+
+def moments(posterior: Any, names: list[str]) -> dict[str, list[Any]]:
+    """Mean and standard deviation of each variable."""
+    values = {name: posterior[name] for name in names}
+    sampled = ("chain", "draw")
+    return {
+        name: [value.mean(sampled).values.tolist(), value.std(sampled).values.tolist()]
+        for name, value in values.items()
+    }
 
 
 def summary(
-    posterior: Any, known: dict[str, Any], set_up: float, sampling: float
+    posterior: Any, truth: dict[str, Any], reference: dict[str, Any] | None, sampling: float
 ) -> dict[str, Any]:
-    """Effective draws a second, and distances from the truth in posterior standard deviations."""
+    """Effective draws a second, and distances from the reference and from the truth.
+
+    Distances are in posterior standard deviations, and those of standard deviations ratios.
+    """
     import arviz as az
     import numpy as np
+    from common.hierarchical import is_scale
 
-    names = list(known)
+    names = list(truth)
     effective, r_hat = az.ess(posterior, var_names=names), az.rhat(posterior, var_names=names)
-    sampled = ("chain", "draw")
-    z = {
-        name: (posterior[name].mean(sampled).values - value) / posterior[name].std(sampled).values
-        for name, value in known.items()
+    of_draws = {name: np.array(both) for name, both in moments(posterior, names).items()}
+    are_effects = {name for name in names if of_draws[name][0].size > 10}
+    kinds = {
+        "scale": [name for name in names if is_scale(name)],
+        "coefficient": [name for name in names if name not in are_effects and not is_scale(name)],
+        "effect": list(are_effects),
     }
-    are_effects = [name for name in names if np.size(known[name]) > 10]
-    others = [name for name in names if name not in are_effects]
-    worst = [
-        min(float(np.min(effective[name].values)) for name in some)
-        for some in (others, are_effects)
-    ]
-    return {
-        "set_up": set_up,
-        "ess": worst[0] / sampling,
-        "ess_of_effects": worst[1] / sampling,
-        "r_hat": max(float(np.max(r_hat[name].values)) for name in names),
-        "z": max(float(np.max(np.abs(z[name]))) for name in others),
-        "z_of_effects": float(np.concatenate([np.ravel(z[name]) for name in are_effects]).std()),
+    found: dict[str, Any] = {
+        f"ess_{kind}": min(float(effective[name].values.min()) for name in some) / sampling
+        for kind, some in kinds.items()
+        if some
     }
+    found["r_hat"] = max(float(r_hat[name].values.max()) for name in names)
+
+    def distances(true: dict[str, Any], effects: bool) -> Any:
+        """Of means from given ones, over the standard deviations of the draws or the given ones."""
+        return np.concatenate(
+            [
+                np.ravel((of_draws[name][0] - mean) / (of_draws[name][1] if sd is None else sd))
+                for name, (mean, sd) in true.items()
+                if (name in are_effects) == effects
+            ]
+        )
+
+    if reference is not None:
+        true = {name: tuple(map(np.array, reference[name])) for name in names}
+        ratios = np.concatenate(
+            [np.ravel(of_draws[name][1] / true[name][1]) for name in set(names) - are_effects]
+        )
+        found |= {
+            "mean_error": float(np.abs(distances(true, False)).max()),
+            "sd_ratio": float(ratios[np.abs(np.log(ratios)).argmax()]),
+            "effect_error": float(np.sqrt((distances(true, True) ** 2).mean())),
+        }
+    if truth[names[0]] is not None:
+        true = {name: (np.array(value), None) for name, value in truth.items()}
+        found |= {
+            "z": float(np.abs(distances(true, False)).max()),
+            "z_effects": float(distances(true, True).std()),
+        }
+    return found
 
 
-def run_ours(shape: str, size: int, draws: int, launched: float) -> dict[str, Any]:
+def run_ours(
+    shape: str, size: float, form: str, draws: int, reference: dict[str, Any] | None = None
+) -> Result:
     """`pm.sample(step=SGLDCV())`; all before the first draw that is kept counts as set-up."""
-    import numpy as np
-
     from pymc_sgmcmc import SGLDCV
 
-    model, known = SHAPES[shape](np.random.default_rng(1), size)
+    model, truth = make(shape, size, form)
     before = time.process_time()
     with model:
         step = SGLDCV()
         idata, sampling = timed_draws(step, draws, 200, chains=2, compute_convergence_checks=False)
     set_up = time.process_time() - before - sampling
+    memory = peak_memory()
     return {
         "rows": step.posterior.n_rows,
         "coordinates": step.posterior.dimension,
-        **summary(idata.posterior.to_dataset(), known, set_up, sampling),
+        "set_up": set_up,
+        "sampling": sampling,
+        "memory": memory,
+        **summary(idata.posterior.to_dataset(), truth, reference, sampling),
     }
 
 
-def run_nutpie(shape: str, size: int, draws: int, launched: float) -> dict[str, Any]:
-    """Two chains of nutpie with as many draws; compilation and warm-up count as set-up."""
-    import numpy as np
+def nuts(model: Any, draws: int, seeds: tuple[int, ...]) -> tuple[Any, float, float]:
+    """Chains of nutpie, seconds of compilation and warm-up, and those of the draws."""
     import nutpie
     import xarray as xr
 
-    model, known = SHAPES[shape](np.random.default_rng(1), size)
     before = time.process_time()
     compiled = nutpie.compile_pymc_model(model)
     set_up, sampling, chains = time.process_time() - before, 0.0, []
-    for seed in (1, 2):
+    for seed in seeds:
         idata, warm_up, of_draws = nutpie_chain(compiled, draws, 400, seed)
-        set_up += warm_up
-        sampling += of_draws
+        set_up, sampling = set_up + warm_up, sampling + of_draws
         chains.append(idata.posterior.to_dataset())
-    return summary(xr.concat(chains, dim="chain"), known, set_up, sampling)
+    return xr.concat(chains, dim="chain"), set_up, sampling
 
 
-def run(method: str, python: str, **given: Any) -> dict[str, Any] | None:
-    """Figures of a method in a fresh process, None where it does not end in time."""
-    limit = PEER_SECONDS if method == "nutpie" else None
-    target = f"effects:run_{method}"
+def run_nutpie(
+    shape: str, size: float, form: str, draws: int, reference: dict[str, Any] | None = None
+) -> Result:
+    """Two chains of nutpie with as many draws; compilation and warm-up count as set-up."""
+    model, truth = make(shape, size, form)
+    posterior, set_up, sampling = nuts(model, draws, (1, 2))
+    times = {"set_up": set_up, "sampling": sampling, "memory": peak_memory()}
+    return {**times, **summary(posterior, truth, reference, sampling)}
+
+
+def run_reference(shape: str, size: float, draws: int, seed: int) -> dict[str, Any]:
+    """Moments of the posterior by a long run of NUTS on the model that is not centred."""
+    model, truth = make(shape, size, "not centred")
+    return moments(nuts(model, draws, (seed, seed + 1))[0], list(truth))
+
+
+def measured(settings: Any, table: str, **model: Any) -> Iterator[Result]:
+    """This package with empty and with filled caches, and its peers, on one model."""
+    about = {"table": table, "shape": model["shape"], "form": model["form"]}
+    given = {**model, "draws": settings.draws}
     try:
-        return run_in_fresh_process(target, python=python, limit=limit, **given)
-    except subprocess.TimeoutExpired:
-        say(f"{method} did not end within {PEER_SECONDS} seconds")
-        return None
+        cold, warm = cold_and_warm(run_ours, **given, limit=settings.longest)
+        yield {**about, "method": "SGLDCV", **warm, "cold": cold["set_up"]}
+    except (RuntimeError, subprocess.TimeoutExpired) as error:
+        say(str(error))
+        yield {**about, "method": "SGLDCV", "set_up": "no result"}
+    for peer in settings.peers:
+        given |= {"python": python_of(peer), "limit": settings.seconds}
+        found = attempt(run_nutpie, **given) or {"set_up": f"no result in {settings.seconds:g} s"}
+        yield {**about, "method": peer, **found}
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the benchmark; 1 where a run did not converge."""
-    settings = parse_arguments(arguments)
-    core = restrict_to_one_core(settings.core)
-    results: list[dict[str, Any]] = []
-    for size in settings.sizes:
+def results(settings: Any) -> Iterator[Result]:
+    """All models, then the table of slopes."""
+    from common.hierarchical import INST_EVAL, RATED_ROWS
+
+    for name in settings.sizes:
         for shape in settings.shapes:
-            given = {"shape": shape, "size": SIZES[size], "draws": settings.draws}
-            say(f"{shape}, {size}")
-            with tempfile.TemporaryDirectory() as caches:
-                given["environment"] = cache_variables(caches)
-                cold = run("ours", sys.executable, **given)
-                warm = run("ours", sys.executable, **given)
-                del given["environment"]
-            assert cold is not None
-            assert warm is not None
-            about = {"model": f"{shape}, {size}", "method": "SGLDCV"}
-            results.append({**about, **warm, "cold": cold["set_up"]})
-            say(str(results[-1]))
-            for peer in settings.peers:
-                found = run(peer, python_of(peer), **given)
-                if found is not None:
-                    results.append({**about, "method": peer, **found})
-                    say(str(results[-1]))
-            write_results(settings.output, "effects", settings, core, results)
-    rows = [
-        [
-            r["model"],
-            r.get("rows", ""),
-            r.get("coordinates", ""),
-            r["method"],
-            r.get("cold", ""),
-            r["set_up"],
-            *(r[name] for name in ("ess", "ess_of_effects", "r_hat", "z", "z_of_effects")),
-        ]
-        for r in results
-    ]
-    print_table("Effects of several factors, processor seconds of one core", COLUMNS, rows)
-    if settings.markdown is not None:
-        command = f"tests/benchmarks/effects.py --sizes {' '.join(settings.sizes)}"
-        write_tables(settings.markdown, [(COLUMNS, rows)], command)
-    reached = [
-        print_verdict(r["model"], r["r_hat"], LARGEST_R_HAT, "R-hat")
-        for r in results
-        if r["method"] == "SGLDCV"
-    ]
-    return 0 if all(reached) else 1
+            if shape == REAL and (name != settings.sizes[0] or not INST_EVAL().exists()):
+                continue
+            size, reference = SIZES[name], None
+            if settings.peers and (name == "small" or shape == REAL):
+                say(f"NUTS of {shape}, {name}")
+                given = {"python": python_of("nutpie"), "limit": settings.longest}
+                reference = attempt(run_reference, shape=shape, size=size, **REFERENCE, **given)
+            for form in settings.forms:
+                for result in measured(
+                    settings, "models", shape=shape, size=size, form=form, reference=reference
+                ):
+                    yield {**result, "size": "" if shape == REAL else name}
+    for rows in settings.slope:
+        size = rows / RATED_ROWS
+        yield from measured(settings, "slope", shape="ratings", size=size, form="centred")
+
+
+def shown(result: Result, table: str) -> bool:
+    """Whether a result belongs to a table."""
+    return result["table"] == table
+
+
+MODEL = {
+    "model": lambda r: ", ".join(filter(None, [r["shape"], r.get("size"), r["form"]])),
+    "rows": "rows",
+    "coordinates": "coordinates",
+    "method": "method",
+    "set-up, cold": "cold",
+    "set-up, warm": "set_up",
+    "sampling": "sampling",
+}
+FIGURES = {
+    "ESS/s, worst scale": "ess_scale",
+    "worst coefficient": "ess_coefficient",
+    "worst effect": "ess_effect",
+    "R-hat": "r_hat",
+}
+ERRORS = {
+    "mean error": "mean_error",
+    "sd ratio": "sd_ratio",
+    "mean error of effects": "effect_error",
+    "z, largest": "z",
+    "z of effects, sd": "z_effects",
+}
+
+
+def tables(found: list[Result]) -> list[Table]:
+    """That of the models, that of crossed ratings, and the slopes of the latter."""
+    title = "Effects of several factors, processor seconds of one core"
+    models = Table(title, MODEL | FIGURES | ERRORS, lambda r: shown(r, "models"))
+    columns = MODEL | FIGURES | {"memory, MB": "memory"}
+    ratings = Table("Crossed ratings, by rows", columns, lambda r: shown(r, "slope"))
+    done = [r for r in found if shown(r, "slope") and "rows" in r]
+    if len(done) < 2:
+        return [models, ratings]
+    figures = {
+        "set-up": lambda r: r["set_up"],
+        "seconds an effective draw of the worst scale": lambda r: 1 / r["ess_scale"],
+        "of the worst coefficient": lambda r: 1 / r["ess_coefficient"],
+        "memory": lambda r: r["memory"],
+    }
+    slopes = {
+        name: slope([r["rows"] for r in done], [*map(get, done)]) for name, get in figures.items()
+    }
+    first = done[0]
+    slope_table = Table(
+        "Slopes of the logarithms over that of the rows",
+        {name: (lambda _, value=value: value) for name, value in slopes.items()},
+        lambda r: r is first,
+    )
+    return [models, ratings, slope_table]
+
+
+def verdicts(found: list[Result]) -> Iterator[Verdict]:
+    """R-hat of this package."""
+    for r in found:
+        if r["method"] == "SGLDCV":
+            r_hat = r.get("r_hat", float("nan"))
+            yield Verdict(f"{MODEL['model'](r)}: R-hat", r_hat, LARGEST_R_HAT)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(__doc__, results, tables, OPTIONS, verdicts))

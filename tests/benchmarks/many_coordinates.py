@@ -4,52 +4,38 @@ Examples
 --------
 ::
 
-    python tests/benchmarks/many_coordinates.py
+    python tests/benchmarks/many_coordinates.py --markdown docs/tables/many_coordinates.txt
     python tests/benchmarks/many_coordinates.py --models groups --coordinates 1000 --batch 100
-
-``README.md`` beside this file says how to read the figures.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-from common.machine import restrict_to_one_core
-from common.markdown import write_tables
-from common.program import make_parser, print_table, print_verdict, say, write_results
+from common.clocks import in_turn
+from common.runner import Result, Table, Verdict, run
 
 LIMIT = 2.0
 BLOCK_ELEMENTS = 200_000
 """Transitions x coordinates of one call, as in the package."""
-
 RANK = 10
 PRIOR_SD = 0.3
 """Of the factors: an expected rating is then of the size of its noise."""
-
-COLUMNS = ["model", "d", "n", "touched", "`SGLD`, µs", "by hand, µs", "×", "noise alone, µs"]
-
-
-def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Parse the command line."""
-    parser = make_parser(__doc__)
-    parser.add_argument("--rows", type=int, default=200_000, help="rows of the data, N")
-    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
-    parser.add_argument("--coordinates", type=int, nargs="+", default=[1000, 5000, 50_000])
-    parser.add_argument("--batch", type=int, nargs="+", default=[100, 1000], help="n")
-    parser.add_argument("--transitions", type=int, default=400)
-    parser.add_argument("--rounds", type=int, default=9, help="times each is timed, in turn")
-    parser.add_argument("--markdown", type=Path, default=None, help="table of the documentation")
-    return parser.parse_args(arguments)
-
-
-# --- Models --------------------------------------------------------------------------------------
+COLUMNS = {
+    "model": "model",
+    "d": "coordinates",
+    "n": "batch",
+    "touched": "touched",
+    "`SGLD`, µs": "ours",
+    "by hand, µs": "hand",
+    "×": lambda r: r["ours"] / r["hand"],
+    "noise alone, µs": "noise",
+}
 
 
 def groups(rows: int, coordinates: int) -> tuple[Any, tuple[Any, ...]]:
@@ -139,15 +125,20 @@ def by_hand(model: str) -> Callable[..., None]:
     return {"groups": of_groups, "factors": of_factors}[model]
 
 
-# --- Times ---------------------------------------------------------------------------------------
+OPTIONS = {
+    "rows": (200_000, "rows of the data, N"),
+    "models": (tuple(MODELS), tuple(MODELS)),
+    "coordinates": ((1000, 5000, 50_000),),
+    "batch": ((100, 1000), "n"),
+    "transitions": (400,),
+    "rounds": (9, "times each is timed, in turn"),
+}
 
 
-def measure(settings: argparse.Namespace, name: str, coordinates: int, batch: int) -> list[Any]:
-    """Time both in turn, for a row of the table."""
-    # NumPy reads the number of threads when it loads.
+def measure(settings: Any, name: str, coordinates: int, batch: int) -> Result:
+    """Time both in turn, and the drawing of the noise."""
     import numpy as np
-    from common.model import engine_chain
-    from common.timing import best, timed
+    from common.regression import engine_chain
 
     from pymc_sgmcmc import SGLD
 
@@ -155,56 +146,46 @@ def measure(settings: argparse.Namespace, name: str, coordinates: int, batch: in
     # A single row, which counts N / n times, then moves what it touches by less than its distance.
     step_size = 0.5 * batch / settings.rows
     step = SGLD(model=model, batch_size=batch, step_size=step_size, preconditioner="identity")
-    length = min(settings.transitions, BLOCK_ELEMENTS // coordinates)
+    transitions = settings.transitions
+    length = min(transitions, BLOCK_ELEMENTS // coordinates)
     start = PRIOR_SD * np.random.default_rng(2).standard_normal(coordinates)
     chain = engine_chain(step, start, step_size, length, keep=False)
     run = by_hand(name)
 
-    def hand(seed: int, transitions: int) -> None:
+    def hand(seed: int) -> None:
         generator, position = np.random.default_rng(seed), start.copy()
         for _ in range(0, transitions, length):
             positions, gradients = np.empty((2, length, coordinates))
             run(data, step_size, batch, generator, position, positions, gradients)
 
-    def noise(seed: int, transitions: int) -> None:
+    def noise(seed: int) -> None:
         generator = np.random.default_rng(seed)
         for _ in range(0, transitions, length):
             generator.standard_normal((length, coordinates))
 
-    contenders = {"ours": chain, "by hand": hand, "noise alone": noise}
-    times: dict[str, list] = {contender: [] for contender in contenders}
-    for contender in contenders.values():
-        contender(0, settings.transitions)
-    for number in range(settings.rounds):
-        for contender, chain_of in contenders.items():
-            times[contender].append(timed(chain_of, number, settings.transitions)[1])
-    ours, hand_written, noise_alone = (
-        1e6 * best(times[contender], "cpu") / settings.transitions for contender in contenders
-    )
+    calls = {"ours": lambda seed: chain(seed, transitions), "hand": hand, "noise": noise}
+    times = in_turn(calls, settings.rounds)
+    about = {"model": name, "coordinates": coordinates, "batch": batch}
     touched = min(coordinates, batch * TOUCHED_BY_A_ROW[name])
-    ratio = ours / hand_written
-    return [name, coordinates, batch, touched, ours, hand_written, ratio, noise_alone]
+    return {
+        **about, "touched": touched, **{key: 1e6 * times[key][0] / transitions for key in calls},
+    }  # fmt: skip
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the benchmark; 1 where a figure is over its limit."""
-    settings = parse_arguments(arguments)
-    core = restrict_to_one_core(settings.core)
-    rows = []
+def results(settings: Any) -> Iterator[Result]:
+    """All combinations."""
     for case in itertools.product(settings.models, settings.coordinates, settings.batch):
-        say("{}, d = {}, n = {}".format(*case))
-        rows.append(measure(settings, *case))
-        results = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
-        write_results(settings.output, "many_coordinates", settings, core, results)
-    print_table(f"Processor time of a transition, N = {settings.rows}", COLUMNS, rows)
-    if settings.markdown is not None:
-        write_tables(settings.markdown, [(COLUMNS, rows)], "tests/benchmarks/many_coordinates.py")
-    reached = [
-        print_verdict(f"{name}, d = {d}, n = {n}", ratio, LIMIT, "×")
-        for name, d, n, _, _, _, ratio, _ in rows
-    ]
-    return 0 if all(reached) else 1
+        yield measure(settings, *case)
 
+
+def verdicts(found: list[Result]) -> Iterator[Verdict]:
+    """How many times the time by hand."""
+    for r in found:
+        what = f"{r['model']}, d = {r['coordinates']}, n = {r['batch']}"
+        yield Verdict(what, r["ours"] / r["hand"], LIMIT, "×")
+
+
+TABLES = [Table("Processor time of a transition, N = {rows}", COLUMNS)]
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(__doc__, results, TABLES, OPTIONS, verdicts))

@@ -4,38 +4,25 @@ Examples
 --------
 ::
 
-    python tests/benchmarks/many_rows.py --output rows.json
+    python tests/benchmarks/many_rows.py --markdown docs/tables/many_rows.txt
     python tests/benchmarks/many_rows.py --rows 1000000 --repeated --contenders "in memory"
-
-``README.md`` beside this file says how to read the figures.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from common.child import run_in_fresh_process
-from common.markdown import write_tables
-from common.peer_python import STORAGE, python_of, python_path
-from common.program import (
-    make_parser,
-    print_table,
-    print_verdict,
-    say,
-    write_results,
-)
+from common.clocks import errors_of_draws
+from common.peers import python_of, python_path
+from common.runner import Result, Table, Verdict, fresh, run, say, scratch
 
 CONTENDERS = ("in memory", "nutpie", "pymc_extras")
 """What this package's run on files is compared with."""
 REPEATED = "repeated"
 """Rows of one file, again and again, so that their number has no bound."""
-IN_MEMORY = 10_000_000
-"""The most rows that are also sampled in memory, by default."""
 PARTS = [10_000 * 10**power for power in (0, 0.5, 1, 1.5)]
 """NUTS takes so many rows, until it takes longer than this package takes for all."""
 EFFECTIVE = 1000
@@ -43,202 +30,137 @@ LARGEST_RATIO = 1.05
 """Of a transition's time with rows in files, gathering left out, over that in memory."""
 LARGEST_ERROR = 0.1
 """Of means, in posterior standard deviations, and of standard deviations, relative to them."""
+OPTIONS = {
+    "rows": ((10**6, 10**7, 10**8),),
+    "features": (10, "covariates, of 32-bit numbers"),
+    "limit": (3.0, "GiB that the process may use"),
+    "memory": ("1 GiB", "for the rows of a run"),
+    "draws": (1000, "of each of two chains"),
+    "repeated": ((10**9,), "rows of copies"),
+    "contenders": (CONTENDERS, CONTENDERS),
+    "most_in_memory": (10_000_000, "the most rows that are also sampled in memory"),
+    "folder": (Path, "where the files stay, for another run"),
+}
 
 
-def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Parse the command line."""
-    parser = make_parser(__doc__)
-    parser.add_argument("--rows", type=int, nargs="+", default=[10**6, 10**7, 10**8])
-    parser.add_argument("--features", type=int, default=10, help="covariates, of 32-bit numbers")
-    parser.add_argument("--limit", type=float, default=3.0, help="GiB that the process may use")
-    parser.add_argument("--memory", default="1 GiB", help="for the rows of a run")
-    parser.add_argument("--draws", type=int, default=1000, help="of each of two chains")
-    parser.add_argument("--repeated", type=int, nargs="*", default=[10**9], help="rows of copies")
-    parser.add_argument("--contenders", nargs="+", default=list(CONTENDERS), choices=CONTENDERS)
-    parser.add_argument("--most-in-memory", type=int, default=IN_MEMORY)
-    parser.add_argument("--folder", type=Path, help="where the files stay, for another run")
-    parser.add_argument("--markdown", type=Path, help="file for the tables of the documentation")
-    return parser.parse_args(arguments)
-
-
-def run(
-    name: str, function: str, folder: Path, rows: int, gaussian: Any, **arguments: Any
-) -> dict[str, Any]:
-    """Run a contender in a process of its own, and judge its draws."""
+def contend(
+    name: str, function: Callable[..., Any], folder: Path, rows: int, truth: Any, **given: Any
+) -> Result:
+    """Run a contender in a process of its own, and compare its draws with the Gaussian."""
     import numpy as np
-    from common.errors import errors_of_draws
 
     say(f"N = {rows}: {name}")
-    peer = name in ("nutpie", "pymc_extras")
-    result = run_in_fresh_process(
-        f"rows_benchmark.{function}",
-        {"PYTHONPATH": python_path(name)} if peer else {},
-        python_of(name) if peer else sys.executable,
-        folder=str(folder),
-        **arguments,
-    )
-    errors = errors_of_draws(np.load(folder / "draws.npy"), *gaussian)
+    if name in ("nutpie", "pymc_extras"):
+        given |= {"environment": python_path(name), "python": python_of(name)}
+    result = fresh(function, folder=str(folder), **given)
+    errors = errors_of_draws(np.load(folder / "draws.npy"), *truth)
     return {"rows": rows, "contender": name, **result, **errors}
 
 
-def measure(folder: Path, rows: int, settings: argparse.Namespace) -> list[dict[str, Any]]:
-    """All contenders on the files of a folder."""
+def results(settings: Any) -> Iterator[Result]:
+    """All contenders on files of more and more rows, then copies of the rows of one file."""
     import numpy as np
-    from rows_benchmark.files import nearest_gaussian, read_files
+    import rows_contenders as contenders
 
     features, names = settings.features, settings.contenders
-    of_files = (folder, rows, nearest_gaussian(folder, features))
-    ours = run("ours", "ours:measure", *of_files, **of_ours(settings))
-    results, seconds = [ours], whole_seconds(ours)
-    if "in memory" in names and rows <= settings.most_in_memory:
-        in_memory = {**of_ours(settings), "in_memory": True, "most_bytes": 0}
-        results.append(run("in memory", "ours:measure", *of_files, **in_memory))
-    if "nutpie" in names:
-        X, y = next(read_files(folder, features))
-        np.savez(folder / "part.npz", X=X, y=y)
-        for part in map(int, PARTS):
-            given = {"features": features, "part": part, "draws": settings.draws}
-            results.append(run("nutpie", "nuts:measure", *of_files, **given))
-            if results[-1]["seconds"] > seconds:
-                break
-    if "pymc_extras" in names:
-        given = {"features": features, "seconds": seconds}
-        results.append(run("pymc_extras", "advi:measure", *of_files, **given))
-    return results
+    given = {"features": features, "memory": settings.memory, "draws": settings.draws}
+    given |= {"in_memory": False, "copies": 1, "most_bytes": int(settings.limit * 2**30)}
+    with scratch() as at:
+
+        def files_of(rows: int) -> Path:
+            folder = (settings.folder or at) / f"{rows}x{features}"
+            if not folder.exists():
+                say(f"N = {rows}: writing the files")
+                contenders.write_files(folder, rows, features)
+            return folder
+
+        for rows in settings.rows:
+            folder = files_of(rows)
+            this = (folder, rows, contenders.nearest_gaussian(folder, features))
+            ours = contend("ours", contenders.ours, *this, **given)
+            seconds = whole_seconds(ours)
+            yield ours
+            if "in memory" in names and rows <= settings.most_in_memory:
+                in_memory = given | {"in_memory": True, "most_bytes": 0}
+                yield contend("in memory", contenders.ours, *this, **in_memory)
+            if "nutpie" in names:
+                X, y = next(contenders.read_files(folder, features))
+                np.savez(folder / "part.npz", X=X, y=y)
+                for part in map(int, PARTS):
+                    of_part = {"features": features, "part": part, "draws": settings.draws}
+                    result = contend("nutpie", contenders.nuts, *this, **of_part)
+                    yield result
+                    if result["seconds"] > seconds:
+                        break
+            if "pymc_extras" in names:
+                limited = {"features": features, "seconds": seconds}
+                yield contend("pymc_extras", contenders.advi, *this, **limited)
+        for rows in settings.repeated:
+            folder, copies = files_of(contenders.FILE_ROWS), rows // contenders.FILE_ROWS
+            truth = contenders.nearest_gaussian(folder, features, copies)
+            this = (folder, copies * contenders.FILE_ROWS, truth)
+            yield contend(REPEATED, contenders.ours, *this, **given | {"copies": copies})
 
 
-def measure_repeated(folder: Path, rows: int, settings: argparse.Namespace) -> dict[str, Any]:
-    """This package on copies of the rows of a file."""
-    from rows_benchmark.files import FILE_ROWS, nearest_gaussian
-
-    copies = rows // FILE_ROWS
-    gaussian = nearest_gaussian(folder, settings.features, copies)
-    given = {**of_ours(settings), "copies": copies}
-    return run(REPEATED, "ours:measure", folder, copies * FILE_ROWS, gaussian, **given)
-
-
-def of_ours(settings: argparse.Namespace) -> dict[str, Any]:
-    """Arguments of this package's process on files."""
-    return {
-        "features": settings.features,
-        "in_memory": False,
-        "copies": 1,
-        "memory": settings.memory,
-        "most_bytes": int(settings.limit * 2**30),
-        "draws": settings.draws,
-    }
-
-
-def files_of(scratch: str, rows: int, settings: argparse.Namespace) -> Path:
-    """Folder of the files, which are written where they are not there."""
-    from rows_benchmark.files import write_files
-
-    folder = Path(settings.folder or scratch) / f"{rows}x{settings.features}"
-    if not folder.exists():
-        say(f"N = {rows}: writing the files")
-        write_files(folder, rows, settings.features)
-    return folder
-
-
-def whole_seconds(result: Mapping[str, Any]) -> float:
+def whole_seconds(result: Result) -> float:
     """Seconds from the start of the process to 1000 effective draws of the worst coordinate."""
     sampling = result["sampling"] * EFFECTIVE / result["ess"]
     return result["start"] + result["open"] + result["set_up"] + sampling
 
 
+def gathered(get: Callable[[Result], Any]) -> Callable[[Result], Any]:
+    """A cell of rows that are gathered."""
+    return lambda r: "" if r["contender"] == "in memory" else get(r)
+
+
 PLACES = {"ours": "files", "in memory": "memory", REPEATED: "copies"}
-OURS = (
-    "N", "rows in", "a pass of reading, s", "set-up, s", "passes", "gathering, s", "sampling, s",
-    "µs a transition", "kB an effective draw", "to 1000 effective, s", "most memory, GiB",
-    "sd ratio", "mean error",
-)  # fmt: skip
-OTHERS = ("N", "what", "rows read", "seconds", "sd ratio", "mean error")
+INSTEAD = {"ours": "SGLDCV", "nutpie": "NUTS on a part", "pymc_extras": "ADVI, DataLoader"}
+ERRORS = {"sd ratio": lambda r: f"{r['sd_ratio']:.3f}", "mean error": "mean_error"}
+OURS = {
+    "N": "rows",
+    "rows in": lambda r: PLACES[r["contender"]],
+    "a pass of reading, s": lambda r: r["reading"] if r["contender"] == "ours" else "",
+    "set-up, s": "set_up",
+    "passes": gathered(lambda r: r["passes"]),
+    "gathering, s": gathered(lambda r: r["gathering"]),
+    "sampling, s": "sampling",
+    "µs a transition": "microseconds",
+    "kB an effective draw": gathered(lambda r: r["gathered_bytes"] / 1e3 / r["ess"]),
+    "to 1000 effective, s": whole_seconds,
+    "most memory, GiB": lambda r: r["resident"] / 2**30,
+    **ERRORS,
+}
+OTHERS = {
+    "N": "rows",
+    "what": lambda r: INSTEAD[r["contender"]],
+    "rows read": lambda r: r.get("part", r["rows"]),
+    "seconds": lambda r: r["seconds"] if "seconds" in r else whole_seconds(r),
+    **ERRORS,
+}
+TABLES = [
+    Table("Rows in files and in memory", OURS, lambda r: r["contender"] in PLACES),
+    Table("Instead", OTHERS, lambda r: r["contender"] in INSTEAD),
+]
 
 
-def tables(results: Sequence[Mapping[str, Any]]) -> list[tuple[str, Sequence[str], list[list]]]:
-    """Title, columns and cells of the two tables."""
-    ours, others = [], []
-    for result in results:
-        errors = [f"{result['sd_ratio']:.3f}", result["mean_error"]]
-        name = result["contender"]
-        if name in PLACES:
-            gathered = name != "in memory"
-            ours.append(
-                [
-                    result["rows"],
-                    PLACES[name],
-                    result["reading"] if name == "ours" else "",
-                    result["set_up"],
-                    result["passes"] if gathered else "",
-                    result["gathering"] if gathered else "",
-                    result["sampling"],
-                    result["microseconds"],
-                    result["gathered_bytes"] / 1e3 / result["ess"] if gathered else "",
-                    whole_seconds(result),
-                    result["resident"] / 2**30,
-                    *errors,
-                ]
-            )
-        if name == "ours":
-            cells = ["SGLDCV", result["rows"], whole_seconds(result)]
-        elif name == "nutpie":
-            cells = ["NUTS on a part", result["part"], result["seconds"]]
-        elif name == "pymc_extras":
-            cells = ["ADVI, DataLoader", 512 * result["steps"], result["seconds"]]
-        else:
-            continue
-        others.append([result["rows"], *cells, *errors])
-    return [("Rows in files and in memory", OURS, ours), ("Instead", OTHERS, others)]
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Run the benchmark; 1 where a figure is over its limit."""
-    settings = parse_arguments(arguments)
-    from rows_benchmark.files import FILE_ROWS
-
-    results: list[dict[str, Any]] = []
-    STORAGE.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=STORAGE, prefix="rows-") as scratch:
-        for rows in settings.rows:
-            results += measure(files_of(scratch, rows, settings), rows, settings)
-            write_results(settings.output, "many_rows", settings, None, results)
-        for rows in settings.repeated:
-            folder = files_of(scratch, FILE_ROWS, settings)
-            results.append(measure_repeated(folder, rows, settings))
-            write_results(settings.output, "many_rows", settings, None, results)
-    shown = tables(results)
-    for title, columns, cells in shown:
-        print_table(title, columns, cells)
-    if settings.markdown is not None:
-        tables_shown = [(columns, cells) for _, columns, cells in shown]
-        write_tables(settings.markdown, tables_shown, "tests/benchmarks/many_rows.py")
-    return 0 if verdicts(results, settings.limit) else 1
-
-
-def verdicts(results: Sequence[Mapping[str, Any]], limit: float) -> bool:
-    """Print whether the figures are within their limits."""
-    by_name = {(result["rows"], result["contender"]): result for result in results}
-    reached = []
+def verdicts(found: list[Result]) -> Iterator[Verdict]:
+    """Memory, errors, and the same draws as in memory."""
+    by_name = {(r["rows"], r["contender"]): r for r in found}
     for (rows, name), ours in by_name.items():
         if name not in ("ours", REPEATED):
             continue
-        start, gib = f"N = {rows}:", ours["resident"] / 2**30
-        errors = abs(ours["sd_ratio"] - 1), ours["mean_error"]
-        reached += [
-            print_verdict(f"{start} resident", gib, limit, "GiB"),
-            print_verdict(f"{start} error of sds", errors[0], LARGEST_ERROR, ""),
-            print_verdict(f"{start} error of means", errors[1], LARGEST_ERROR, "sd"),
-        ]
+        start = f"N = {rows}:"
+        gibibytes = ours["resident"] / 2**30
+        yield Verdict(f"{start} resident", gibibytes, ours["most_bytes"] / 2**30, "GiB")
+        yield Verdict(f"{start} error of sds", abs(ours["sd_ratio"] - 1), LARGEST_ERROR)
+        yield Verdict(f"{start} error of means", ours["mean_error"], LARGEST_ERROR, "sd")
         memory = by_name.get((rows, "in memory"))
         if name == "ours" and memory is not None:
             ratio = ours["microseconds"] / memory["microseconds"]
-            what = f"{start} transition, over that in memory"
-            reached.append(print_verdict(what, ratio, LARGEST_RATIO, "x"))
-            same = ours["digest"] == memory["digest"]
-            print(f"{start} the draws are {'the same' if same else 'OTHER'} as in memory")
-            reached.append(same)
-    return all(reached)
+            yield Verdict(f"{start} transition, over that in memory", ratio, LARGEST_RATIO, "x")
+            other = float(ours["digest"] != memory["digest"])
+            yield Verdict(f"{start} draws other than in memory", other, 0)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(__doc__, results, TABLES, OPTIONS, verdicts, one_core=False))

@@ -1,32 +1,19 @@
 """Memory of a step method and of sampling with it, relative to the data. Linux only.
 
-Examples
---------
 ::
 
-    python tests/benchmarks/memory.py
     python tests/benchmarks/memory.py --rows 4000000 --features 10 --models minibatch ordinary
-
-``README.md`` beside this file says how to read the figures.
 """
 
 from __future__ import annotations
 
-import argparse
+import itertools
 import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from common import METHODS
-from common.child import run_in_fresh_process
-from common.machine import restrict_to_one_core
-from common.program import (
-    DTYPES,
-    make_parser,
-    print_table,
-    print_verdict,
-    say,
-    write_results,
-)
+from common import DTYPES, METHODS
+from common.runner import Result, Table, Verdict, fresh, run
 
 COUNTS = ("allocated", "resident")
 PHASES = {
@@ -39,59 +26,43 @@ PHASES = {
 LIMIT = 1.0
 TOLERANCE = 0.02
 """For what does not grow with the data, in units of them."""
-
-
-def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Parse the command line."""
-    parser = make_parser(__doc__)
-    parser.add_argument("--rows", type=int, default=1_000_000, help="rows of the data, N")
-    parser.add_argument("--features", type=int, default=50, help="coefficients, p")
-    parser.add_argument("--batch", type=int, default=500, help="minibatch size, n")
-    parser.add_argument("--dtype", default="float64", choices=DTYPES)
-    parser.add_argument("--draws", type=int, default=2_000)
-    parser.add_argument("--thin", type=int, default=5, help="transitions a draw")
-    parser.add_argument(
-        "--models", nargs="+", default=["minibatch"], choices=("minibatch", "ordinary")
-    )
-    parser.add_argument(
-        "--settings",
-        nargs="+",
-        default=["computed"],
-        choices=("given", "computed"),
-        help="step size and centre given, or computed by the step method",
-    )
-    return parser.parse_args(arguments)
+SIZES = {
+    "rows": (1_000_000, "rows of the data, N"),
+    "features": (50, "coefficients, p"),
+    "batch": (500, "minibatch size, n"),
+    "dtype": ("float64", DTYPES),
+    "draws": (2_000,),
+    "thin": (5, "transitions a draw"),
+}
+OPTIONS = SIZES | {
+    "models": (("minibatch",), ("minibatch", "ordinary")),
+    "settings": (("computed",), ("given", "computed"), "step size and centre"),
+}
 
 
 def measure(
     count: str,
     method: str,
     kind: str,
-    computed: bool,
+    settings: str,
     rows: int,
     features: int,
     batch: int,
     dtype: str,
     draws: int,
     thin: int,
-) -> dict[str, Any]:
+) -> Result:
     """Build a model, make a step and sample, in this process, which does nothing else."""
     import numpy as np
     import pymc as pm
     from common.memory import Phases
-    from common.model import build_model, make_step
-    from common.problem import make_problem, step_size
+    from common.regression import build_model, given_settings, make_problem, make_step
 
-    def run(rows: int, draws: int, phases: Phases) -> tuple[Any, Any]:
+    def run(rows: int, draws: int, phases: Phases) -> tuple[Any, int, Any]:
         problem = make_problem(rows, features, dtype)
-        given: dict[str, Any] = {}
-        if not computed:
-            given["step_size"] = step_size(problem, batch)
-            given["preconditioner"] = "identity"
-            if method == "sgld-cv":
-                given["center"] = problem.mode
+        given = given_settings(problem, method, batch) if settings == "given" else {}
         with phases.phase("model"):
-            model = build_model(problem, batch, kind)
+            model = build_model(problem, batch if kind == "minibatch" else None)
         with phases.phase("step"):
             step = make_step(model, method, batch, thin=thin, **given)
         with phases.phase("order"):
@@ -101,108 +72,75 @@ def measure(
             point = model.initial_point()
             for _ in range(draws):
                 point, _ = step.step(point)
+        quiet = {"compute_convergence_checks": False, "progressbar": False, "quiet": True}
         with phases.phase("sample"):
             trace = pm.sample(
-                model=model,
-                step=step,
-                draws=draws,
-                tune=0,
-                chains=1,
-                cores=1,
-                random_seed=1,
-                compute_convergence_checks=False,
-                progressbar=False,
-                quiet=True,
+                draws, model=model, step=step, tune=0, chains=1, cores=1, random_seed=1, **quiet
             )
-        return step, (problem.design.nbytes + problem.response.nbytes, trace)
+        return step, problem.design.nbytes + problem.response.nbytes, trace
 
     # What is imported and compiled stays in memory; a small run first takes it out of the count.
     run(max(2_000, 4 * batch), 10, Phases("resident"))
     phases = Phases(count)
-    step, (data_bytes, trace) = run(rows, draws, phases)
-    buffers = [shared.get_value(borrow=True) for shared in step.batching._shared]
+    step, data_bytes, trace = run(rows, draws, phases)
+    buffers = [shared.get_value(borrow=True).nbytes for shared in step.batching._shared]
     of_data = len(step.posterior.data)
     return {
         "method": method,
         "model": kind,
-        "computed": computed,
+        "settings": settings,
         "count": count,
-        "data_bytes": data_bytes,
-        "copy_bytes": sum(values.nbytes for values in buffers[:of_data]),
-        "column_bytes": sum(values.nbytes for values in buffers[of_data:]),
-        "trace_bytes": int(trace.nbytes),
-        "phases": phases.found,
+        "data": data_bytes,
+        "copy": sum(buffers[:of_data]) / data_bytes,
+        "columns": sum(buffers[of_data:]) / data_bytes,
+        "trace": trace.nbytes / data_bytes,
+        "phases": {
+            phase: {key: value / data_bytes for key, value in found.items()}
+            for phase, found in phases.found.items()
+        },
     }
 
 
-def table_row(result: dict[str, Any]) -> list[Any]:
-    """Cells of one result: memory in units of the data's, traces in megabytes."""
-    data = result["data_bytes"]
-    cells = [
-        result["method"],
-        result["model"],
-        "computed" if result["computed"] else "given",
-        result["count"],
-        data / 1e6,
-        result["copy_bytes"] / data,
-        result["column_bytes"] / data,
-    ]
-    for phase in PHASES:
-        found = result["phases"][phase]
-        cells.append(f"{found['held'] / data:.3f} ({found['peak'] / data:.3f})")
-    cells.append(f"{result['trace_bytes'] / data:.3f}")
-    return cells
+def held_and_peak(phase: str) -> Callable[[Result], str]:
+    """A cell: memory held after a phase and its peak, in units of the data's."""
+    return lambda r: f"{r['phases'][phase]['held']:.3f} ({r['phases'][phase]['peak']:.3f})"
 
 
-def extra_memory(result: dict[str, Any]) -> tuple[float, float]:
-    """What the step method holds beside data and model, and its peak, in units of the data's."""
-    step = result["phases"]["step"]
-    later = max(result["phases"][name]["peak"] for name in ("order", "draws"))
-    data = result["data_bytes"]
-    return step["held"] / data, max(step["peak"], step["held"] + later) / data
+COLUMNS = {
+    **{name: name for name in ("method", "model", "settings", "count")},
+    "data MB": lambda r: r["data"] / 1e6,
+    "copy": "copy",
+    "columns": "columns",
+    **{phase: held_and_peak(phase) for phase in PHASES},
+    "trace": lambda r: f"{r['trace']:.3f}",
+}
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the benchmark; 1 where a figure is over its limit."""
-    settings = parse_arguments(arguments)
-    core = restrict_to_one_core(settings.core)
-    results = []
-    for kind in settings.models:
-        for method in METHODS:
-            for computed in (choice == "computed" for choice in settings.settings):
-                for count in COUNTS:
-                    say(f"{method}, {kind}, {'computed' if computed else 'given'}, {count}")
-                    results.append(
-                        run_in_fresh_process(
-                            "memory:measure",
-                            count=count,
-                            method=method,
-                            kind=kind,
-                            computed=computed,
-                            **{
-                                name: getattr(settings, name)
-                                for name in ("rows", "features", "batch", "dtype", "draws", "thin")
-                            },
-                        )
-                    )
-                    write_results(settings.output, "memory", settings, core, results)
-    print_table(
-        f"Memory in units of the data's, N = {settings.rows}, p = {settings.features}, "
-        f"n = {settings.batch}, {settings.dtype}, {settings.draws} draws",
-        ["method", "model", "settings", "count", "data MB", "copy", "columns", *PHASES, "trace"],
-        [table_row(result) for result in results],
-    )
-    for phase, meaning in PHASES.items():
-        print(f"{phase}: held after (peak while) {meaning}")
-    reached = []
-    for result in results:
-        name = f"{result['method']}, {result['model']}, {result['count']}"
-        held, peak = extra_memory(result)
-        for what, figure in (("held", held), ("peak", peak)):
-            what = f"{name}: {what} beside the data"
-            reached.append(print_verdict(what, figure, LIMIT + TOLERANCE, "× the data"))
-    return 0 if all(reached) else 1
+def results(settings: Any) -> Iterator[Result]:
+    """All combinations, each in a process of its own."""
+    sizes = {name: getattr(settings, name) for name in SIZES}
+    for kind, method, how, count in itertools.product(
+        settings.models, METHODS, settings.settings, COUNTS
+    ):
+        yield fresh(measure, count=count, method=method, kind=kind, settings=how, **sizes)
 
+
+def verdicts(found: list[Result]) -> Iterator[Verdict]:
+    """What the step method holds beside data and model, and its peak."""
+    for r in found:
+        step, name = r["phases"]["step"], f"{r['method']}, {r['model']}, {r['count']}"
+        later = max(r["phases"][phase]["peak"] for phase in ("order", "draws"))
+        peak = max(step["peak"], step["held"] + later)
+        for what, figure in (("held", step["held"]), ("peak", peak)):
+            limit = LIMIT + TOLERANCE
+            yield Verdict(f"{name}: {what} beside the data", figure, limit, "× the data")
+
+
+TITLE = (
+    "Memory held after (peak while) phases, in units of the data's, N = {rows}, p = {features}, "
+    f"n = {{batch}}, {{dtype}}, {{draws}} draws. {'; '.join(': '.join(p) for p in PHASES.items())}"
+)
+TABLES = [Table(TITLE, COLUMNS)]
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(__doc__, results, TABLES, OPTIONS, verdicts))

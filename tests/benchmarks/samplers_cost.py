@@ -1,139 +1,116 @@
-"""Time of a transition of each sampler and gradient estimator, relative to SGLD, on one core.
+"""Time of a transition of each sampler and gradient estimator, and of its running moments.
 
 Examples
 --------
 ::
 
-    python tests/benchmarks/samplers_cost.py
     python tests/benchmarks/samplers_cost.py --features 50 --batch 1000 --samplers SGLD OSGFS
     python tests/benchmarks/samplers_cost.py --gradients plain cv svrg saga --samplers SGLD
-
-``README.md`` beside this file says how to read the figures.
 """
 
 from __future__ import annotations
 
-import argparse
+import itertools
 import sys
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
-from common.machine import restrict_to_one_core
-from common.program import DTYPES, make_parser, print_table, say, write_results
+from common import DTYPES
+from common.clocks import in_turn
+from common.runner import Result, Table, Verdict, run, say
 
 SAMPLERS = ("SGLD", "SGHMC", "SGNHT", "PSGLD", "OSGFS", "HAMCMC")
-GRADIENTS = ("plain", "cv", "svrg", "saga")
+LIMIT = 1.10
+"""Of a transition with the running moments of all transitions, over that without, where a draw
+takes as many transitions as it does by default: with one, handing out draws is most of the time."""
+OPTIONS = {
+    "rows": (200_000, "rows of the data, N"),
+    "features": ((10,), "coefficients, p"),
+    "batch": ((500,), "minibatch sizes, n"),
+    "dtype": ("float64", DTYPES),
+    "samplers": (SAMPLERS, SAMPLERS),
+    "gradients": (("plain", "cv"), ("plain", "cv", "svrg", "saga")),
+    "mode": ("NUMBA", "PyTensor mode of the transitions"),
+    "transitions": (10_000,),
+    "thin": (20, "transitions a draw"),
+    "rounds": (5, "times each is timed, in turn"),
+    "clock": ("wall", ("wall", "cpu")),
+}
 
 
-def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Parse the command line."""
-    parser = make_parser(__doc__)
-    parser.add_argument("--rows", type=int, default=200_000, help="rows of the data, N")
-    parser.add_argument("--features", type=int, nargs="+", default=[10], help="coefficients, p")
-    parser.add_argument("--batch", type=int, nargs="+", default=[500], help="minibatch sizes, n")
-    parser.add_argument("--dtype", nargs="+", default=["float64"], choices=DTYPES)
-    parser.add_argument("--samplers", nargs="+", default=list(SAMPLERS), metavar="NAME")
-    parser.add_argument("--gradients", nargs="+", default=["plain", "cv"], choices=GRADIENTS)
-    parser.add_argument("--mode", default="NUMBA", help="PyTensor mode of the transitions")
-    parser.add_argument("--transitions", type=int, default=10_000)
-    parser.add_argument("--thin", type=int, default=20, help="transitions a draw")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
-    return parser.parse_args(arguments)
-
-
-def chain_of(step: Any, draws: int) -> None:
-    """Draw as `pm.sample` does, without PyMC around the step method."""
+def chain_of(step: Any, draws: int, moments: bool, number: int) -> None:
+    """Draw without PyMC around the step method, with its moments or without."""
     import numpy as np
 
+    every = step.chain.adaptations
+    *others, last = every
+    if not moments:
+        step.chain.adaptations, step._moments = tuple(others), None
     # No tuning draws: adaptations that act after tuning count, as they do in a long run.
     step.setup_chain(np.random.default_rng(1), 0, draws)
-    point = {name: np.zeros(shape) for name, shape in _shapes(step)}
+    layout = step.posterior.layout
+    point = {name: np.zeros(shape) for name, shape in zip(layout.names, layout.shapes, strict=True)}
     for _ in range(draws):
         point, _ = step.step(point)
+    step.chain.adaptations, step._moments = every, last
 
 
-def _shapes(step: Any) -> Any:
-    return zip(step.posterior.layout.names, step.posterior.layout.shapes, strict=True)
-
-
-def measure(settings: argparse.Namespace, features: int, batch: int, dtype: str) -> list[dict]:
-    """Time all samplers in turn on one problem."""
+def results(settings: Any) -> Iterator[Result]:
+    """All samplers in turn on each problem."""
     import warnings
 
-    from common.model import build_model
-    from common.problem import make_problem
-    from common.timing import best, timed
+    from common.regression import build_model, make_problem
 
     import pymc_sgmcmc
 
-    problem = make_problem(settings.rows, features, dtype)
-    model = build_model(problem, batch)
     draws = max(1, settings.transitions // settings.thin)
-    steps = {}
-    for sampler in settings.samplers:
-        for gradient in settings.gradients:
-            say(f"p = {features}, n = {batch}, {dtype}: {sampler}, {gradient}")
+    for features, batch in itertools.product(settings.features, settings.batch):
+        model = build_model(make_problem(settings.rows, features, settings.dtype), batch)
+        calls = {}
+        for sampler, gradient in itertools.product(settings.samplers, settings.gradients):
+            say(f"p = {features}, n = {batch}: {sampler}, {gradient}")
+            given = {"thin": settings.thin, "compile_kwargs": {"mode": settings.mode}}
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                steps[sampler, gradient] = getattr(pymc_sgmcmc, sampler)(
-                    model=model,
-                    gradient=gradient,
-                    thin=settings.thin,
-                    compile_kwargs={"mode": settings.mode},
-                )
-            chain_of(steps[sampler, gradient], max(1, draws // 20))
-    times: dict[tuple[str, str], list] = {key: [] for key in steps}
-    for _ in range(settings.rounds):
-        for key, step in steps.items():
-            times[key].append(timed(chain_of, step, draws)[1])
-    transitions = draws * settings.thin
-    return [
-        {
-            "features": features,
-            "batch": batch,
-            "dtype": dtype,
-            "sampler": sampler,
-            "gradient": gradient,
-            "microseconds": best(times[sampler, gradient], settings.clock) / transitions * 1e6,
-        }
-        for sampler, gradient in steps
-    ]
+                step = getattr(pymc_sgmcmc, sampler)(model=model, gradient=gradient, **given)
+            for moments in (True, False):
+                calls[sampler, gradient, moments] = partial(chain_of, step, draws, moments)
+        times = in_turn(calls, settings.rounds, settings.clock)
+        best = {key: 1e6 * each[0] / draws / settings.thin for key, each in times.items()}
+        for sampler, gradient, moments in calls:
+            if moments:
+                yield {
+                    "features": features,
+                    "batch": batch,
+                    "sampler": sampler,
+                    "gradient": gradient,
+                    "microseconds": best[sampler, gradient, True],
+                    "without": best[sampler, gradient, False],
+                }
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the benchmark."""
-    settings = parse_arguments(arguments)
-    core = restrict_to_one_core(settings.core)
-    results: list[dict[str, Any]] = []
-    for dtype in settings.dtype:
-        for features in settings.features:
-            for batch in settings.batch:
-                results += measure(settings, features, batch, dtype)
-                write_results(settings.output, "samplers_cost", settings, core, results)
-    reference = {
-        (one["features"], one["batch"], one["dtype"]): one["microseconds"]
-        for one in results
-        if one["sampler"] == "SGLD" and one["gradient"] == settings.gradients[0]
+def tables(found: list[Result]) -> list[Table]:
+    """Ratios to the first sampler and estimator of each problem."""
+    reference = {(r["features"], r["batch"]): r["microseconds"] for r in reversed(found)}
+    columns = {
+        "p": "features",
+        "n": "batch",
+        "sampler": "sampler",
+        "gradient": "gradient",
+        "µs": "microseconds",
+        "× the first": lambda r: r["microseconds"] / reference[r["features"], r["batch"]],
+        "without moments": "without",
     }
-    print_table(
-        f"µs of {settings.clock} time a transition, × that of SGLD, {settings.gradients[0]}",
-        ["p", "n", "dtype", "sampler", "gradient", "µs", "×"],
-        [
-            [
-                one["features"],
-                one["batch"],
-                one["dtype"],
-                one["sampler"],
-                one["gradient"],
-                one["microseconds"],
-                one["microseconds"]
-                / reference.get((one["features"], one["batch"], one["dtype"]), float("nan")),
-            ]
-            for one in results
-        ],
-    )
-    return 0
+    return [Table("µs of {clock} time a transition, N = {rows}, {dtype}", columns)]
+
+
+def verdicts(found: list[Result]) -> Iterator[Verdict]:
+    """What the moments cost."""
+    for r in found:
+        what = f"p = {r['features']}, n = {r['batch']}, {r['sampler']}, {r['gradient']}: moments"
+        yield Verdict(what, r["microseconds"] / r["without"], LIMIT, "×")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(__doc__, results, tables, OPTIONS, verdicts))

@@ -3,23 +3,17 @@
 ::
 
     python tests/benchmarks/second_order.py --markdown docs/tables/second_order.txt
-
-``README.md`` beside this file says how to read the figures.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-from common.child import run_in_fresh_process
-from common.machine import restrict_to_one_core
-from common.markdown import write_tables
-from common.program import make_parser, print_table, say, write_results
+from common.clocks import errors_of_draws
+from common.runner import Result, Table, attempt, fresh, run
 
 GRADIENTS = {
     "SGLDCV": ("cv", "second_order"),
@@ -32,64 +26,60 @@ GRADIENTS = {
 SKEWED = "logistic, 40 events"
 POSTERIORS = {"logistic, 10⁵ rows, 20 coefficients": None, "40 events in 10⁴ rows": SKEWED}
 """Posteriors by their names in the table; the second is a model of ``why_not_laplace.py``."""
-COLUMNS = [
-    "posterior", "sampler", "`gradient=`", "rows a minibatch", "transitions a draw", "set-up, s",
-    "ESS/s", "sd ratio", "mean error",
-]  # fmt: skip
-
-
-def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Parse the command line."""
-    parser = make_parser(__doc__)
-    parser.add_argument(
-        "--samplers", nargs="+", default=list(GRADIENTS), choices=GRADIENTS, metavar="NAME"
-    )
-    parser.add_argument("--draws", type=int, default=20_000)
-    parser.add_argument("--limit", type=float, default=300.0, help="seconds of one process")
-    parser.add_argument("--markdown", type=Path, help="file for the table of the documentation")
-    return parser.parse_args(arguments)
-
-
-def make(posterior: str) -> Any:
-    """The model."""
-    if POSTERIORS[posterior] is not None:
-        from laplace_benchmark.models import build
-
-        return build(SKEWED, 10_000)
-    from common.model import build_model
-    from common.problem import make_problem
-
-    return build_model(make_problem(100_000, 20, "float64"), 0, "ordinary")
+OPTIONS = {
+    "samplers": (tuple(GRADIENTS), tuple(GRADIENTS)),
+    "posteriors": (tuple(POSTERIORS), tuple(POSTERIORS)),
+    "draws": (20_000,),
+    "limit": (300.0, "seconds of one process"),
+}
+COLUMNS = {
+    "posterior": "posterior",
+    "sampler": lambda r: f"`{r['sampler']}`",
+    "`gradient=`": lambda r: f'`"{r["gradient"]}"`',
+    "rows a minibatch": "batch",
+    "transitions a draw": "thin",
+    "set-up, s": "set_up",
+    "ESS/s": "rate",
+    "sd ratio": lambda r: f"{r['sd_ratio']:.3f}",
+    "mean error": "mean_error",
+}
 
 
 def truth_of(posterior: str) -> dict[str, Any]:
     """Means and standard deviations: exact where it is skewed, and Laplace's where it is not."""
     if POSTERIORS[posterior] is not None:
-        from laplace_benchmark.contenders import reference
+        from laplace_contenders import reference
 
         found = reference(SKEWED, 10_000, 32_768)
         return {key: found[key].tolist() for key in ("mean", "sd")}
-    from common.problem import make_problem
+    from common.regression import make_problem
 
-    problem = make_problem(100_000, 20, "float64")
-    sd = np.sqrt(np.diag(np.linalg.inv(problem.curvature)))
-    return {"mean": problem.mode.tolist(), "sd": sd.tolist()}
+    problem = make_problem(100_000, 20)
+    return {"mean": problem.mode.tolist(), "sd": problem.sd.tolist()}
 
 
 def measure(
     posterior: str, sampler: str, gradient: str, draws: int, truth: dict[str, Any]
-) -> dict[str, Any]:
+) -> Result:
     """Set up, run once to compile, and time the draws of one chain."""
     import logging
     import warnings
 
-    from common.errors import errors_of_draws
+    import numpy as np
 
     import pymc_sgmcmc
 
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    with make(posterior):
+    if POSTERIORS[posterior] is not None:
+        from common.skewed import build
+
+        model = build(SKEWED, 10_000)
+    else:
+        from common.regression import build_model, make_problem
+
+        model = build_model(make_problem(100_000, 20))
+    with model:
         began = time.process_time()
         step = getattr(pymc_sgmcmc, sampler)(gradient=gradient)
         set_up = time.process_time() - began
@@ -101,48 +91,31 @@ def measure(
     positions = idata["sample_stats"]["position"].values
     errors = errors_of_draws(positions, np.array(truth["mean"]), np.array(truth["sd"]))
     return {
+        "posterior": posterior,
+        "sampler": sampler,
+        "gradient": gradient,
         "batch": int(step.batch_size),
         "thin": int(idata["sample_stats"].attrs["sgmcmc_thin"]),
         "set_up": set_up,
         "rate": errors["ess"] / seconds,
-        "sd_ratio": f"{errors['sd_ratio']:.3f}",
-        "mean_error": errors["mean_error"],
+        **errors,
     }
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the benchmark."""
-    settings = parse_arguments(arguments)
-    core = restrict_to_one_core(settings.core)
-    results: list[dict[str, Any]] = []
-    for posterior in POSTERIORS:
-        truth = run_in_fresh_process("second_order:truth_of", posterior=posterior)
+def results(settings: Any) -> Iterator[Result]:
+    """Every sampler with its estimators, each in a process of its own."""
+    for posterior in settings.posteriors:
+        truth = fresh(truth_of, posterior=posterior)
         for sampler in settings.samplers:
             for gradient in GRADIENTS[sampler]:
-                key = {"posterior": posterior, "sampler": sampler, "gradient": gradient}
-                try:
-                    found = run_in_fresh_process(
-                        "second_order:measure",
-                        limit=settings.limit,
-                        draws=settings.draws,
-                        truth=truth,
-                        **key,
-                    )
-                except Exception as error:
-                    say(f"{key}: {type(error).__name__}: {str(error)[-300:]}")
-                    continue
-                results.append(key | found)
-                say(str(results[-1]))
-                write_results(settings.output, "second_order", settings, core, results)
-    lines = [
-        [line[0], f"`{line[1]}`", f'`"{line[2]}"`', *line[3:]]
-        for line in (list(result.values()) for result in results)
-    ]
-    print_table("One chain on one core, processor time", COLUMNS, lines)
-    if settings.markdown is not None:
-        write_tables(settings.markdown, [(COLUMNS, lines)], "tests/benchmarks/second_order.py")
-    return 0
+                given = {"posterior": posterior, "sampler": sampler, "gradient": gradient}
+                given |= {"draws": settings.draws, "truth": truth, "limit": settings.limit}
+                found = attempt(measure, **given)
+                if found is not None:
+                    yield found
 
+
+TABLES = [Table("One chain on one core, processor time", COLUMNS)]
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(__doc__, results, TABLES, OPTIONS))

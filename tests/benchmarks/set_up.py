@@ -4,30 +4,19 @@ Examples
 --------
 ::
 
-    python tests/benchmarks/set_up.py
     python tests/benchmarks/set_up.py --rows 100000 --models --rounds 5
-    python tests/benchmarks/set_up.py --markdown docs/tables/set_up.txt
-
-``README.md`` beside this file says how to read the figures.
+    python tests/benchmarks/set_up.py --rounds 2 --markdown docs/tables/set_up.txt
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pymc as pm
-from common.child import run_in_fresh_process
-from common.machine import restrict_to_one_core
-from common.markdown import write_tables
-from common.program import make_parser, print_table, print_verdict, say, write_results
-
-from pymc_sgmcmc import SGLDCV
-from tests.accuracy.posteriors import linear_mixed
+from common.runner import Result, Table, Verdict, fresh, run
 
 LIMITS = {10**5: 1.0, 10**6: 2.5, 10**7: 11.0}
 """Seconds of a regression, by its number of rows."""
@@ -41,24 +30,27 @@ GROUPED = {
 """Kind of the outcomes and number of groups of models with about 205 coordinates and 10⁵ rows."""
 LIMIT_OF_GROUPED = 5.0
 """Seconds of a model with effects of groups."""
-COLUMNS = ["model", "rows", "coordinates", "passes", "s, first of a process", "s, after it"]
+OPTIONS = {
+    "rows": (tuple(LIMITS), "of regressions"),
+    "features": (20, "coefficients of a regression"),
+    "models": (tuple(GROUPED), tuple(GROUPED), "with effects of groups"),
+    "rounds": (3, "set-ups after the first one"),
+}
+COLUMNS = {
+    "model": "model",
+    "rows": "rows",
+    "coordinates": "coordinates",
+    "passes": "passes",
+    "s, first of a process": "first",
+    "s, after it": "best",
+}
 
 
-def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Parse the command line."""
-    parser = make_parser(__doc__)
-    parser.add_argument("--rows", type=int, nargs="*", default=list(LIMITS), help="of regressions")
-    parser.add_argument("--features", type=int, default=20, help="coefficients of a regression")
-    parser.add_argument(
-        "--models", nargs="*", default=list(GROUPED), choices=GROUPED, help="with effects of groups"
-    )
-    parser.add_argument("--markdown", type=Path, help="file for the table of the documentation")
-    parser.add_argument("--rounds", type=int, default=3, help="set-ups after the first one")
-    return parser.parse_args(arguments)
-
-
-def regression(rows: int, features: int) -> pm.Model:
+def regression(rows: int, features: int) -> Any:
     """A logistic regression."""
+    import numpy as np
+    import pymc as pm
+
     rng = np.random.default_rng(1)
     X = rng.normal(size=(rows, features))
     y = rng.random(rows) < 1 / (1 + np.exp(-X @ rng.normal(scale=0.3, size=features)))
@@ -68,8 +60,13 @@ def regression(rows: int, features: int) -> pm.Model:
     return model
 
 
-def grouped(name: str) -> pm.Model:
+def grouped(name: str) -> Any:
     """A model with centred effects of groups."""
+    import numpy as np
+    import pymc as pm
+
+    from tests.accuracy.posteriors import linear_mixed
+
     kind, groups = GROUPED[name]
     if kind == "linear":
         return linear_mixed(Path())
@@ -91,14 +88,15 @@ def grouped(name: str) -> pm.Model:
             pm.Poisson("y", pm.math.exp(predictor), observed=rng.poisson(np.exp(true)))
         else:
             alpha, rate = pm.HalfNormal("alpha", 5), rng.gamma(3, np.exp(true) / 3)
-            pm.NegativeBinomial(
-                "y", mu=pm.math.exp(predictor), alpha=alpha, observed=rng.poisson(rate)
-            )
+            mu = pm.math.exp(predictor)
+            pm.NegativeBinomial("y", mu=mu, alpha=alpha, observed=rng.poisson(rate))
     return model
 
 
-def measure(name: str, rows: int, features: int, rounds: int) -> dict[str, Any]:
+def measure(name: str, rows: int, features: int, rounds: int) -> Result:
     """Passes of a set-up, and processor seconds of the first one and of the best one after it."""
+    from pymc_sgmcmc import SGLDCV
+
     taken = []
     for _ in range(1 + rounds):
         model = grouped(name) if name in GROUPED else regression(rows, features)
@@ -106,6 +104,7 @@ def measure(name: str, rows: int, features: int, rounds: int) -> dict[str, Any]:
         step = SGLDCV(model=model)
         taken.append(time.process_time() - began)
     return {
+        "model": name,
         "rows": rows,
         "coordinates": step.posterior.dimension,
         "passes": round(step.posterior.rows_evaluated / rows, 1),
@@ -114,38 +113,25 @@ def measure(name: str, rows: int, features: int, rounds: int) -> dict[str, Any]:
     }
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the benchmark; 1 where a figure is over its limit."""
-    settings = parse_arguments(arguments)
-    core = restrict_to_one_core(settings.core)
-    results = []
-    models = [(f"logistic regression, p = {settings.features}", rows) for rows in settings.rows]
-    for name, rows in models + [(name, 10**5) for name in settings.models]:
-        say(f"{name}, N = {rows}")
-        # The first process fills the compile caches.
-        for _ in range(2):
-            result = run_in_fresh_process(
-                "set_up:measure",
-                name=name,
-                rows=rows,
-                features=settings.features,
-                rounds=settings.rounds,
-            )
-        results.append({"model": name, **result})
-        write_results(settings.output, "set_up", settings, core, results)
-    lines = [list(result.values()) for result in results]
-    print_table("Processor seconds of a set-up", COLUMNS, lines)
-    if settings.markdown:
-        command = f"tests/benchmarks/set_up.py --rounds {settings.rounds}"
-        write_tables(settings.markdown, [(COLUMNS, lines)], command)
-    reached = [
-        print_verdict(f"{one['model']}, N = {one['rows']}", one["best"], limit, "s")
-        for one in results
-        for limit in [LIMIT_OF_GROUPED if one["model"] in GROUPED else LIMITS.get(one["rows"])]
-        if limit is not None
-    ]
-    return 0 if all(reached) else 1
+def results(settings: Any) -> Iterator[Result]:
+    """One after the other; the first of two processes fills the compile caches."""
+    regressions = f"logistic regression, p = {settings.features}"
+    cases = [(regressions, rows) for rows in settings.rows]
+    for name, rows in cases + [(name, 10**5) for name in settings.models]:
+        given = {"features": settings.features, "rounds": settings.rounds}
+        fresh(measure, name=name, rows=rows, **given)
+        yield fresh(measure, name=name, rows=rows, **given)
 
+
+def verdicts(found: list[Result]) -> Iterator[Verdict]:
+    """Seconds of the best set-up."""
+    for one in found:
+        limit = LIMIT_OF_GROUPED if one["model"] in GROUPED else LIMITS.get(one["rows"])
+        if limit is not None:
+            yield Verdict(f"{one['model']}, N = {one['rows']}", one["best"], limit, "s")
+
+
+TABLES = [Table("Processor seconds of a set-up", COLUMNS)]
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(__doc__, results, TABLES, OPTIONS, verdicts))

@@ -1,33 +1,21 @@
 """Time to the first draw in a new process, with an empty and with a filled compile cache.
 
-Examples
---------
 ::
 
-    python tests/benchmarks/start_up.py
     python tests/benchmarks/start_up.py --rows 10000 1000000 --rounds 5
-
-``README.md`` beside this file says how to read the figures.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
+import itertools
 import sys
 import tempfile
+from collections.abc import Iterator
 from typing import Any
 
-from common.child import cache_variables, run_in_fresh_process
-from common.machine import restrict_to_one_core
-from common.program import (
-    DTYPES,
-    make_parser,
-    print_table,
-    print_verdict,
-    say,
-    write_results,
-)
+from common import DTYPES
+from common.runner import Result, Table, Verdict, cache_variables, fresh, run, scratch
 
 CONFIGURATIONS = (
     ("sgld", "given", "NUMBA"),
@@ -39,57 +27,46 @@ CONFIGURATIONS = (
 )
 """Method, settings and PyTensor mode. Nothing is given with computed settings but the mode."""
 STAGES = ("interpreter", "imports", "model", "step", "first draw")
-KEYS = ("method", "settings", "mode", "cache")
+KEYS = ("rows", "method", "settings", "mode", "cache")
 LIMIT = 3.0
 """Seconds from the imports, and from the step method, to the first draw with a filled cache."""
 LIMIT_OF_EMPTY_CACHE = 8.0
 """Seconds from the start of the process with an empty cache, in PyTensor's default mode."""
-
-
-def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Parse the command line."""
-    parser = make_parser(__doc__)
-    parser.add_argument("--rows", type=int, nargs="+", default=[200_000], help="rows, N")
-    parser.add_argument("--features", type=int, default=10, help="coefficients, p")
-    parser.add_argument("--batch", type=int, default=500, help="minibatch size, n")
-    parser.add_argument("--dtype", default="float64", choices=DTYPES)
-    parser.add_argument("--rounds", type=int, default=3, help="processes with a filled cache")
-    parser.add_argument(
-        "--clock", choices=("wall", "cpu"), default="wall", help="clock of the table"
-    )
-    return parser.parse_args(arguments)
+OPTIONS = {
+    "rows": ((200_000,), "rows, N"),
+    "features": (10, "coefficients, p"),
+    "batch": (500, "minibatch size, n"),
+    "dtype": ("float64", DTYPES),
+    "rounds": (3, "processes with a filled cache"),
+    "clock": ("wall", ("wall", "cpu"), "clock of the table"),
+    "configurations": (tuple(range(len(CONFIGURATIONS))), "numbers of those to run"),
+}
 
 
 def measure(
     method: str, settings: str, mode: str, folder: str, batch: int, launched: float
 ) -> dict[str, dict[str, float]]:
     """Times of this process, which has imported nothing yet, by both clocks."""
-    from common.timing import process_clocks as now
+    from common.clocks import process_clocks as now
 
     times = [(launched, 0.0), now()]
     import pymc as pm
-    from common.model import build_model, make_step
-    from common.problem import load_problem, step_size
+    from common.regression import build_model, given_settings, load_problem, make_step
 
     import pymc_sgmcmc  # noqa: F401
 
     times.append(now())
     before = now()
     problem = load_problem(folder)
-    given: dict[str, Any] = {}
-    if settings == "given":
-        given["step_size"] = step_size(problem, batch)
-        given["preconditioner"] = "identity"
-        if method == "sgld-cv":
-            given["center"] = problem.mode
+    given = given_settings(problem, method, batch) if settings == "given" else {}
     loading = [after - earlier for after, earlier in zip(now(), before, strict=True)]
 
     def mark() -> None:
         times.append(tuple(at - load for at, load in zip(now(), loading, strict=True)))
 
-    model = build_model(problem, batch, "minibatch" if given else "ordinary")
-    mark()
     size = batch if given else None
+    model = build_model(problem, size)
+    mark()
     step = make_step(model, method, size, compile_kwargs={"mode": mode}, **given)
     mark()
 
@@ -102,112 +79,73 @@ def measure(
 
     with contextlib.suppress(FirstDrawError):
         pm.sample(
-            model=model,
-            step=step,
-            draws=1000,
-            tune=0,
-            chains=1,
-            cores=1,
-            progressbar=False,
-            quiet=True,
+            1000, model=model, step=step, tune=0, chains=1, cores=1, progressbar=False, quiet=True,
             callback=stop,
-        )
+        )  # fmt: skip
     return {
         clock: {name: times[i + 1][place] - times[i][place] for i, name in enumerate(STAGES)}
         for place, clock in enumerate(("wall", "cpu"))
     }
 
 
-def from_stage(seconds: dict[str, float], stage: str) -> float:
+def since(result: Result, stage: str) -> float:
     """Seconds from the beginning of a stage to the first draw."""
-    return sum(seconds[name] for name in STAGES[STAGES.index(stage) :])
+    return sum(result["seconds"][name] for name in STAGES[STAGES.index(stage) :])
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the benchmark; 1 where a figure is over its limit."""
-    settings = parse_arguments(arguments)
-    core = restrict_to_one_core(settings.core)
-    from common.problem import make_problem, save_problem
+def results(settings: Any) -> Iterator[Result]:
+    """Processes that share a cache of their own, empty at first."""
+    from common.regression import make_problem, save_problem
 
-    results = []
-    for rows in settings.rows:
-        problem = make_problem(rows, settings.features, settings.dtype)
-        with tempfile.TemporaryDirectory(prefix="start-up-") as folder:
-            save_problem(problem, folder)
-            for configuration in CONFIGURATIONS:
-                key = dict(zip(("method", "settings", "mode"), configuration, strict=True))
-                # A cache of its own, empty at first: what is measured is what this program finds
-                # there, not what was compiled earlier on this machine.
-                with tempfile.TemporaryDirectory(prefix="start-up-cache-") as cache:
-                    for number in range(settings.rounds + 1):
-                        say(f"N = {rows}, {', '.join(configuration)}, process {number}")
-                        seconds = run_in_fresh_process(
-                            "start_up:measure",
-                            cache_variables(cache),
-                            folder=folder,
-                            batch=settings.batch,
-                            **key,
-                        )
-                        results.append(
-                            {
-                                "rows": rows,
-                                **key,
-                                "cache": "filled" if number else "empty",
-                                "seconds": seconds[settings.clock],
-                                "both_clocks": seconds,
-                            }
-                        )
-                        write_results(settings.output, "start_up", settings, core, results)
-    chosen = _fastest(results)
-    print_table(
-        f"Seconds of {settings.clock} time, p = {settings.features}, n = {settings.batch}, "
-        f"{settings.dtype}",
-        ["N", *KEYS, *STAGES, "from process", "from import", "from step"],
-        [
-            [
-                result["rows"],
-                *(result[name] for name in KEYS),
-                *result["seconds"].values(),
-                *(from_stage(result["seconds"], s) for s in ("interpreter", "imports", "step")),
-            ]
-            for result in chosen
-        ],
-    )
-    reached = [
-        print_verdict(
-            f"N = {result['rows']}, {', '.join(result[name] for name in KEYS[:3])}, from {stage}:",
-            from_stage(result["seconds"], stage),
-            LIMIT,
-            "s",
-        )
-        for result in chosen
-        if result["cache"] == "filled"
-        for stage in ("step", "imports")
-    ] + [
-        print_verdict(
-            f"N = {result['rows']}, {', '.join(result[name] for name in KEYS[:3])}, empty cache:",
-            from_stage(result["seconds"], STAGES[0]),
-            LIMIT_OF_EMPTY_CACHE,
-            "s",
-        )
-        for result in chosen
-        if result["cache"] == "empty" and result["mode"] == "NUMBA"
-    ]
-    return 0 if all(reached) else 1
+    for rows, number in itertools.product(settings.rows, settings.configurations):
+        key = dict(zip(("method", "settings", "mode"), CONFIGURATIONS[number], strict=True))
+        with scratch() as folder, tempfile.TemporaryDirectory() as cache:
+            save_problem(make_problem(rows, settings.features, settings.dtype), folder)
+            given = {"folder": str(folder), "batch": settings.batch, **key}
+            for number in range(settings.rounds + 1):
+                seconds = fresh(measure, environment=cache_variables(cache), **given)
+                about = {"rows": rows, **key, "cache": "filled" if number else "empty"}
+                yield about | {"seconds": seconds[settings.clock], "both_clocks": seconds}
 
 
-def _fastest(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def fastest(found: list[Result]) -> list[Result]:
     """The fastest process of each configuration."""
-    fastest: dict[tuple, dict[str, Any]] = {}
-    for result in results:
-        key = (result["rows"], *(result[name] for name in KEYS))
-        other = fastest.get(key)
-        if other is None or from_stage(result["seconds"], "imports") < from_stage(
-            other["seconds"], "imports"
-        ):
-            fastest[key] = result
-    return list(fastest.values())
+    best: dict[tuple, Result] = {}
+    for result in found:
+        key = tuple(result[name] for name in KEYS)
+        best[key] = min(best.get(key, result), result, key=lambda r: since(r, "imports"))
+    return list(best.values())
+
+
+def stage_of(name: str) -> Any:
+    """A cell with the seconds of a stage."""
+    return lambda r: r["seconds"][name]
+
+
+def tables(found: list[Result]) -> list[Table]:
+    """Seconds of the stages, and from some of them to the first draw."""
+    columns = {
+        **{name: name for name in KEYS},
+        **{name: stage_of(name) for name in STAGES},
+        "from process": lambda r: since(r, "interpreter"),
+        "from import": lambda r: since(r, "imports"),
+        "from step": lambda r: since(r, "step"),
+    }
+    best = fastest(found)
+    title = "Seconds of {clock} time, p = {features}, n = {batch}, {dtype}"
+    return [Table(title, columns, lambda r: any(r is one for one in best))]
+
+
+def verdicts(found: list[Result]) -> Iterator[Verdict]:
+    """Seconds to the first draw."""
+    for r in fastest(found):
+        name = ", ".join(str(r[key]) for key in KEYS)
+        if r["cache"] == "filled":
+            for stage in ("step", "imports"):
+                yield Verdict(f"{name}, from {stage}", since(r, stage), LIMIT, "s")
+        elif r["mode"] == "NUMBA":
+            yield Verdict(name, since(r, "interpreter"), LIMIT_OF_EMPTY_CACHE, "s")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(__doc__, results, tables, OPTIONS, verdicts))

@@ -8,25 +8,19 @@ Examples
     python tests/benchmarks/why_not_laplace.py --rows 1000 --contenders laplace ours
     python tests/benchmarks/why_not_laplace.py --contenders --output laplace.json --picture f.svg
 
-``README.md`` beside this file says how to read the figures.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from common.child import cache_variables, run_in_fresh_process
-from common.machine import restrict_to_one_core
-from common.markdown import write_tables
-from common.peer_python import STORAGE, python_of
-from common.program import make_parser, print_table, say, write_results
+from common.peers import python_of
+from common.runner import STORAGE, Result, Table, cache_variables, fresh, run, say
 
 MODELS = (
     "logistic, 12 events",
@@ -57,41 +51,30 @@ FEWER = 4096
 """Draws of the references, by the number of rows, and of those with more rows or with groups."""
 LARGEST_K = 0.5
 QUANTITIES = ("mean", "sd", "q05", "q95")
-COLUMNS = ("posterior", "rows", "contender", "mean", "sd", "5 %", "95 %", "s", "k or rows")
+OPTIONS = {
+    "rows": ((1000, 10_000, 100_000),),
+    "models": (MODELS, MODELS),
+    "contenders": (tuple(CONTENDERS), tuple(CONTENDERS), "none: show what the file has"),
+    "limit": (300.0, "seconds of one process"),
+    "nuts": (0, "draws of NUTS, to compare references with"),
+    "picture": (Path, "file for the figure"),
+}
 
 
-def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Parse the command line."""
-    parser = make_parser(__doc__)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1000, 10_000, 100_000])
-    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
-    parser.add_argument(
-        "--contenders", nargs="*", default=list(CONTENDERS), choices=CONTENDERS,
-        help="none: show what the file has",
-    )  # fmt: skip
-    parser.add_argument("--limit", type=float, default=300.0, help="seconds of one process")
-    parser.add_argument("--nuts", type=int, help="draws of NUTS, to compare references with")
-    parser.add_argument("--markdown", type=Path, help="file for the table of the documentation")
-    parser.add_argument("--picture", type=Path, help="file for the figure")
-    return parser.parse_args(arguments)
-
-
-def measure(contender: str, name: str, rows: int, limit: float, **settings: Any) -> dict[str, Any]:
+def measure(
+    contender: str, name: str, rows: int, limit: float | None, **settings: Any
+) -> dict[str, Any]:
     """Run in a fresh process whose compile caches an earlier one has filled."""
-    run = partial(
-        run_in_fresh_process,
-        "laplace_benchmark.contenders:measure",
-        cache_variables(str(STORAGE / "laplace_cache")),
-        python_of("nutpie" if contender in (*IN_JAX, "nuts") else "ours"),
-        limit,
-        contender=contender,
-        name=name,
-        rows=rows,
-        **settings,
+    from laplace_contenders import measure as contend
+
+    settings |= {"contender": contender, "name": name, "rows": rows, "limit": limit}
+    settings["environment"] = cache_variables(STORAGE / "laplace_cache")
+    settings["python"] = python_of(
+        "nutpie" if contender == "nuts" else "blackjax" if contender in IN_JAX else "ours"
     )
     if contender in FILLING:
-        run()
-    return run()
+        fresh(contend, **settings)
+    return fresh(contend, **settings)
 
 
 def errors(found: Mapping[str, Any], truth: Mapping[str, Any]) -> dict[str, float]:
@@ -127,7 +110,7 @@ def worst_quantile(result: Mapping[str, Any]) -> float:
     return max(result["q05"], result["q95"])
 
 
-def reference(name: str, rows: int, nuts: int | None) -> dict[str, Any]:
+def reference(name: str, rows: int, nuts: int) -> dict[str, Any]:
     """Moments and quantiles of the posterior, by importance sampling where k allows it."""
     draws = FEWER if name == MODELS[-1] else DRAWS.get(rows, FEWER)
     truth = measure("reference", name, rows, None, draws=draws)
@@ -141,15 +124,6 @@ def reference(name: str, rows: int, nuts: int | None) -> dict[str, Any]:
     return truth
 
 
-def cells(result: Mapping[str, Any]) -> list[Any]:
-    """A line of the long table."""
-    note = result.get("k", result.get("batch", ""))
-    figures = [result["mean"], f"{result['sd']:.3f}", result["q05"], result["q95"]]
-    note = f"{note:.2f}" if isinstance(note, float) else note
-    shown = CONTENDERS[result["contender"]]
-    return [result["model"], result["rows"], shown, *figures, result["seconds"], note]
-
-
 def comparable(results: Sequence[Mapping[str, Any]]) -> dict[int, list[Mapping[str, Any]]]:
     """For each number of rows the results on posteriors that all contenders there have."""
     found: dict[int, list[Mapping[str, Any]]] = {}
@@ -161,31 +135,59 @@ def comparable(results: Sequence[Mapping[str, Any]]) -> dict[int, list[Mapping[s
     return found
 
 
-def summary(results: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """For each contender and number of rows the largest errors, and the median of the seconds."""
-    from statistics import median
+def largest(of_rows: Sequence[Mapping[str, Any]], contender: str) -> str:
+    """The largest errors of a contender, and the median of its seconds."""
+    part = [r for r in of_rows if r["contender"] == contender]
+    if not part:
+        return ""
+    ratio = max((r["sd"] for r in part), key=lambda value: max(value, 1 / value))
+    return (
+        f"{max(r['mean'] for r in part):.2f}, × {ratio:.2f}, "
+        f"{max(worst_quantile(r) for r in part):.2f}, "
+        f"{median(r['seconds'] for r in part):.1f} s"
+    )
 
-    columns, table = ["contender"], [[shown] for shown in CONTENDERS.values()]
-    for rows, of_rows in comparable(results).items():
-        columns.append(f"{rows} rows, {len({r['model'] for r in of_rows})} posteriors")
-        for line, contender in zip(table, CONTENDERS, strict=True):
-            part = [r for r in of_rows if r["contender"] == contender]
-            if not part:
-                line.append("")
-                continue
-            ratio = max((r["sd"] for r in part), key=lambda value: max(value, 1 / value))
-            line.append(
-                f"{max(r['mean'] for r in part):.2f}, × {ratio:.2f}, "
-                f"{max(worst_quantile(r) for r in part):.2f}, "
-                f"{median(r['seconds'] for r in part):.1f} s"
-            )
-    return columns, table
+
+def tables(found: list[Result]) -> list[Table]:
+    """Largest errors by contender and number of rows, then those of each posterior."""
+    order = list(CONTENDERS)
+    found.sort(key=lambda r: (MODELS.index(r["model"]), r["rows"], r["contender"] in order))
+    measured = [r for r in found if r["contender"] in order]
+    measured.sort(key=lambda r: (MODELS.index(r["model"]), r["rows"], order.index(r["contender"])))
+    found[:] = [r for r in found if r["contender"] not in order] + measured
+    first = {r["contender"]: r for r in reversed(measured)}
+    summary: dict[str, Any] = {"contender": lambda r: CONTENDERS[r["contender"]]}
+    for rows, of_rows in comparable(measured).items():
+        name = f"{rows} rows, {len({r['model'] for r in of_rows})} posteriors"
+        summary[name] = lambda r, of_rows=of_rows: largest(of_rows, r["contender"])
+
+    def note(r: Result) -> Any:
+        return f"{r['k']:.2f}" if "k" in r else r.get("batch", "")
+
+    columns = {
+        "posterior": "model",
+        "rows": "rows",
+        "contender": lambda r: CONTENDERS[r["contender"]],
+        "mean": "mean",
+        "sd": lambda r: f"{r['sd']:.3f}",
+        "5 %": "q05",
+        "95 %": "q95",
+        "s": "seconds",
+        "k or rows": note,
+    }
+    of_each = "Errors of the worst coordinates, and processor seconds"
+    return [
+        Table(
+            "Largest errors of a mean, sd and quantile, median seconds",
+            summary,
+            lambda r: any(r is one for one in first.values()),
+        ),
+        Table(of_each, columns, lambda r: r["contender"] in order),
+    ]
 
 
 def plot(results: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Largest errors of quantiles with the fewest rows, and seconds over the number of rows."""
-    from statistics import median
-
     import matplotlib as mpl
     import matplotlib.pyplot as plt
     from plot_effective_draws import style
@@ -227,52 +229,28 @@ def plot(results: Sequence[Mapping[str, Any]], path: Path) -> None:
         figure.savefig(path, transparent=True, metadata={"Date": None})
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the benchmark."""
-    settings = parse_arguments(arguments)
-    core = restrict_to_one_core(settings.core)
+def results(settings: Any) -> Iterator[Result]:
+    """The reference of each posterior, if the file has none, and each contender."""
     STORAGE.mkdir(exist_ok=True)
-    stored: list[dict[str, Any]] = []
-    if settings.output is not None and settings.output.exists():
-        stored = json.loads(settings.output.read_text())["results"]
     for name in settings.models if settings.contenders else ():
         for rows in settings.rows:
-            say(f"{name}, N = {rows}")
             key = {"model": name, "rows": rows}
-            known = [
-                one for one in stored if {**key, "contender": "reference"}.items() <= one.items()
-            ]
-            if not known:
-                known = [key | {"contender": "reference"} | reference(name, rows, settings.nuts)]
-                stored += known
+            of_truth = key | {"contender": "reference"}
+            known = [one for one in settings.stored if of_truth.items() <= one.items()]
+            truth = known[0] if known else of_truth | reference(name, rows, settings.nuts)
+            yield truth
             for contender in settings.contenders:
                 if contender in WITHOUT_GROUPS and name == MODELS[-1]:
                     continue
-                this = key | {"contender": contender}
-                stored = [one for one in stored if not this.items() <= one.items()]
                 try:
-                    best = min(
-                        runs(contender, name, rows, known[0], settings.limit), key=worst_quantile
-                    )
+                    every = runs(contender, name, rows, truth, settings.limit)
+                    yield key | {"contender": contender} | min(every, key=worst_quantile)
                 except (RuntimeError, subprocess.TimeoutExpired) as error:
                     say(f"  {contender} gave no result: {str(error).strip().splitlines()[-1]}")
-                    continue
-                stored.append(this | best)
-                say(f"  {contender}: {best}")
-                write_results(settings.output, "why_not_laplace", settings, core, stored)
-    shown = [one for one in stored if one["contender"] != "reference"]
-    order = list(CONTENDERS)
-    shown.sort(key=lambda r: (MODELS.index(r["model"]), r["rows"], order.index(r["contender"])))
-    lines = [cells(result) for result in shown]
-    print_table("Errors of the worst coordinates, and processor seconds", COLUMNS, lines)
-    tables = [summary(shown), (COLUMNS, lines)]
-    print_table("Largest errors of a mean, sd and quantile, median seconds", *tables[0])
-    if settings.markdown is not None:
-        write_tables(settings.markdown, tables, "tests/benchmarks/why_not_laplace.py")
     if settings.picture is not None:
-        plot(shown, settings.picture)
-    return 0
+        plot([one for one in settings.stored if one["contender"] in CONTENDERS], settings.picture)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    merged = ("model", "rows", "contender")
+    sys.exit(run(__doc__, results, tables, OPTIONS, merged=merged))

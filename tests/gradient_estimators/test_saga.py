@@ -7,7 +7,6 @@ from copy import deepcopy
 
 import numpy as np
 import pymc as pm
-import pytensor
 import pytest
 
 from pymc_sgmcmc import SGLD, Posterior, chain
@@ -17,8 +16,8 @@ from pymc_sgmcmc.gradient_estimators import SAGAGradient, saga
 from pymc_sgmcmc.matrices import Diagonal
 from tests.support.exact_law import AffineTransition, all_indices, stationary_law
 from tests.support.linear_gaussian import LinearGaussian
-from tests.support.models import logistic_model, two_variable_model
-from tests.support.sampling import NUMBA, check_two_variables, sample
+from tests.support.models import logistic_model
+from tests.support.sampling import NUMBA, sample
 
 N_ROWS, BATCH_SIZE, DIMENSION = 6, 3, 2
 IDENTITY = Langevin(Diagonal(1.0), Diagonal(1.0))
@@ -248,17 +247,6 @@ def test_rows_seen_are_updated_and_no_others(model, batching, noise_share):
         assert len(orders) > 1
 
 
-def test_all_rows_are_the_full_gradient(model):
-    step = saga_step(model, batch_size=400, thin=3)
-    step.setup_chain(np.random.default_rng(4), 0, 100)
-    point = model.initial_point()
-    posterior = Posterior(model)
-    for _ in range(4):
-        point, stats = step.step(point)
-        expected = posterior.gradient(point["beta"])
-        np.testing.assert_allclose(stats[0]["gradient"], expected, rtol=1e-9, atol=1e-9)
-
-
 def test_all_rows_leave_the_gradients_of_the_present_position(model):
     step = saga_step(model, batch_size=400, thin=1)
     step.setup_chain(np.random.default_rng(4), 0, 100)
@@ -269,22 +257,6 @@ def test_all_rows_leave_the_gradients_of_the_present_position(model):
         point, _ = step.step(point)
         expected = posterior.row_gradients(at, posterior.data)
         np.testing.assert_allclose(step.chain.state.memory[0], expected, rtol=1e-12)
-
-
-def test_order_of_the_rows_of_the_data_changes_nothing(problem):
-    order = np.array([3, 0, 5, 1, 4, 2])
-    results = []
-    for row_order in (np.arange(N_ROWS), order):
-        permuted = LinearGaussian(problem.X[row_order], problem.y[row_order])
-        estimator = SAGAGradient(Posterior(permuted.model()), BATCH_SIZE, batching="replace")
-        block = TransitionBlock(IDENTITY, estimator, NUMBA)
-        estimator.memory.begin(np.array([0.3, -0.2]))
-        where = np.argsort(row_order)
-        rows = np.array([[0, 4, 4], [5, 2, 1], [3, 3, 3]])
-        ran = block((np.array([0.1, 0.2]),), where[rows], np.ones((2, 2)), np.full(2, 0.01))
-        results.append((ran.positions, ran.gradients, estimator.memory.read()[0][where]))
-    for first, second in zip(*results, strict=True):
-        np.testing.assert_allclose(first, second, rtol=1e-12)
 
 
 @pytest.mark.parametrize("mode", ["CVM", "FAST_COMPILE", "NUMBA"])
@@ -314,85 +286,8 @@ def test_the_table_is_changed_in_place(model, mode, batching, request):
 # --- Contract of a step -------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def step(model):
-    return saga_step(model, thin=3)
-
-
-@pytest.fixture(scope="module")
-def reference(model, step):
-    return sample(model, step)
-
-
-@pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_processes_give_the_same_draws(model, step, reference, start_method):
-    parallel = sample(model, step, cores=2, mp_ctx=start_method)
-    np.testing.assert_array_equal(parallel.posterior["beta"], reference.posterior["beta"])
-    np.testing.assert_array_equal(
-        parallel.sample_stats["gradient"], reference.sample_stats["gradient"]
-    )
-
-
-def test_same_seed_same_draws_after_another_chain(model, step, reference):
-    sample(model, step, seed=8, draws=3)
-    again = sample(model, step)
-    np.testing.assert_array_equal(again.posterior["beta"], reference.posterior["beta"])
-
-
-def test_one_block_is_the_same_as_several(model):
-    """The last pass of a block evaluates its gradient and does not change the table."""
-    results = []
-    for parts in ([9], [1, 4, 3, 1]):
-        block = saga_step(model, batch_size=30).block
-        block.memory.begin(np.zeros(3))
-        rng = np.random.default_rng(3)
-        indices, noise = block.batching.draw(rng, 10), rng.normal(size=(9, 3))
-        state, start, positions, gradients = np.zeros(3), 0, [], []
-        for count in parts:
-            ran = block(
-                (state,),
-                indices[start : start + count + 1],
-                noise[start : start + count],
-                np.full(count, 1e-3),
-            )
-            positions.append(ran.positions)
-            gradients.append(ran.gradients)
-            state, start = ran.positions[-1], start + count
-        results.append((np.concatenate(positions), np.concatenate(gradients), *block.memory.read()))
-    for whole, cut in zip(*results, strict=True):
-        np.testing.assert_array_equal(whole, cut)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("used", [0, 1, 5, 10, 13])
-def test_a_state_resumes_where_it_was_read(model, used, monkeypatch):
-    monkeypatch.setattr(chain, "EPOCHS_BETWEEN_SHUFFLES", 1)
+def test_a_point_moved_by_others_is_followed(model):
     step = saga_step(model, thin=3)
-
-    def walk(stepper, point, count):
-        positions = []
-        for _ in range(count):
-            point, stats = stepper.step(point)
-            positions.append((point["beta"], stats[0]["gradient"]))
-        return point, positions
-
-    step.setup_chain(np.random.default_rng(5), 10, 30)
-    point, _ = walk(step, model.initial_point(), used)
-    state = step.sampling_state
-    _, expected = walk(step, point, 12)
-    fresh = saga_step(model, thin=3)
-    fresh.setup_chain(np.random.default_rng(6), 10, 30)
-    walk(fresh, model.initial_point(), 3)
-    fresh.sampling_state = state
-    _, resumed = walk(fresh, point, 12)
-    np.testing.assert_array_equal(resumed, expected)
-    # And the state once more in the step method that it is from.
-    step.sampling_state = state
-    _, again = walk(step, point, 12)
-    np.testing.assert_array_equal(again, expected)
-
-
-def test_a_point_moved_by_others_is_followed(model, step):
     step.setup_chain(np.random.default_rng(5), 0, 30)
     point, _ = step.step(model.initial_point())
     after, _ = step.step({"beta": point["beta"] + 100.0})
@@ -414,41 +309,6 @@ def test_one_scalar_variable():
     error = (positions.mean() - y.sum() / 501) * np.sqrt(501)
     assert abs(error) < 4.5 * np.sqrt(3 / 1000)  # with an autocorrelation time of 3
     assert 0.9 < positions.std() * np.sqrt(501) < 1.15
-
-
-@pytest.mark.slow
-def test_float32():
-    with pytensor.config.change_flags(floatX="float32"):
-        model = logistic_model()
-        step = saga_step(model, step_size=None, preconditioner=None)
-        idata = sample(model, step)
-    assert idata.posterior["beta"].dtype == np.float32
-    assert np.isfinite(idata.posterior["beta"]).all()
-    table, total = step.chain.state.memory
-    assert table.dtype == np.float32
-    # In double precision, so that no rounding gathers.
-    np.testing.assert_allclose(total, table.sum(0, dtype=float), rtol=0, atol=1e-9)
-
-
-@pytest.mark.parametrize("other", [pytest.param(pm.NUTS, marks=pytest.mark.slow), pm.Metropolis])
-@pytest.mark.slow
-def test_compound_step(other):
-    model = two_variable_model()
-    with model:
-        steps = [
-            SGLD(
-                [model["slope"], model["intercept"]],
-                batch_size=100,
-                step_size=0.2,
-                preconditioner="curvature",
-                thin=5,
-                gradient="saga",
-                compile_kwargs=NUMBA,
-            ),
-            other([model["sigma"]]),
-        ]
-        idata = sample(model, steps, draws=1500, tune=300, chains=2)
-    check_two_variables(idata)
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pymc as pm
 import pytensor
 import pytest
 
@@ -13,8 +12,8 @@ from pymc_sgmcmc.gradient_estimators import SVRG, PlainGradient, SAGAGradient, S
 from pymc_sgmcmc.gradient_estimators.center_difference import find_center_difference
 from tests.support.exact_law import all_indices, run_one
 from tests.support.linear_gaussian import LinearGaussian
-from tests.support.models import logistic_data, logistic_model, two_variable_model
-from tests.support.sampling import NUMBA, check_two_variables, sample
+from tests.support.models import logistic_model, two_variable_model
+from tests.support.sampling import NUMBA, sample
 
 N_ROWS, BATCH_SIZE, DIMENSION = 6, 3, 2
 EPOCH = 4
@@ -242,79 +241,7 @@ def test_one_epoch_is_the_default(model):
     assert svrg_step(model, gradient=SVRG(refresh=7)).chain.adaptations[0].transitions == 7
 
 
-def test_all_rows_are_the_full_gradient(model):
-    idata = sample(model, svrg_step(model, batch_size=400, thin=3), draws=5, tune=0, chains=1)
-    posterior = Posterior(model)
-    for draw in range(5):
-        np.testing.assert_allclose(
-            idata.sample_stats["gradient"].values[0, draw],
-            posterior.gradient(idata.posterior["beta"].values[0, draw]),
-            rtol=1e-9,
-            atol=1e-9,
-        )
-
-
-def test_order_of_the_rows_of_the_data_changes_nothing():
-    X, y = logistic_data(40)
-    permutation = np.random.default_rng(2).permutation(40)
-    means = []
-    for order in (np.arange(40), permutation):
-        with pm.Model() as model:
-            beta = pm.Normal("beta", 0, 2, shape=3)
-            pm.Bernoulli("y", logit_p=X[order] @ beta, observed=y[order])
-        estimator = SVRGGradient(Posterior(model), 5, batching="replace")
-        reference = estimator.reference
-        reference.load(reference.at(np.array([0.1, 0.2, 0.3])))
-        position = pytensor.tensor.dvector("position")
-        index = pytensor.tensor.lvector("index")
-        estimate = pytensor.function(
-            [position, index], estimator(position, index), mode="FAST_COMPILE"
-        )
-        rows = np.array([3, 17, 17, 20, 39])
-        where = np.array([int(np.flatnonzero(order == row)[0]) for row in rows])
-        means.append(estimate(np.array([0.4, -0.1, 0.0]), where))
-    np.testing.assert_allclose(means[0], means[1], rtol=1e-12)
-
-
 # --- Contract of a step -------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def step(model):
-    return svrg_step(model, thin=3, gradient=SVRG(refresh=12))
-
-
-@pytest.fixture(scope="module")
-def reference(model, step):
-    return sample(model, step)
-
-
-def test_draws_do_not_depend_on_the_length_of_runs(model, step, reference, monkeypatch):
-    monkeypatch.setattr(chain, "BLOCK_TRANSITIONS", 3)
-    parts = sample(model, step)
-    for name in ("gradient", "position"):
-        np.testing.assert_array_equal(parts.sample_stats[name], reference.sample_stats[name])
-
-
-@pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_processes_give_the_same_draws(model, step, reference, start_method):
-    parallel = sample(model, step, cores=2, mp_ctx=start_method)
-    np.testing.assert_array_equal(parallel.posterior["beta"], reference.posterior["beta"])
-
-
-@pytest.mark.parametrize("used", [0, 1, 4, 5, 10])
-def test_a_state_resumes_where_it_was_read(model, step, used):
-    step.setup_chain(np.random.default_rng(5), 10, 30)
-    point = model.initial_point()
-    for _ in range(used):
-        point, _ = step.step(point)
-    state = step.sampling_state
-    expected = [draw["beta"] for draw in walk(step, point, 12)[0]]
-    fresh = svrg_step(model, thin=3, gradient=SVRG(refresh=12))
-    fresh.setup_chain(np.random.default_rng(6), 10, 30)
-    fresh.sampling_state = state
-    resumed = [draw["beta"] for draw in walk(fresh, point, 12)[0]]
-    np.testing.assert_array_equal(resumed, expected)
 
 
 @pytest.mark.slow
@@ -336,36 +263,6 @@ def test_backends_give_the_same_draws(model, mode):
         tune=0,
     )
     np.testing.assert_allclose(draws.posterior["beta"], expected.posterior["beta"], rtol=1e-9)
-
-
-@pytest.mark.slow
-def test_float32():
-    with pytensor.config.change_flags(floatX="float32"):
-        model = logistic_model()
-        idata = sample(model, svrg_step(model, step_size=None, preconditioner=None))
-    assert idata.posterior["beta"].dtype == np.float32
-    assert np.isfinite(idata.posterior["beta"]).all()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("other", [pm.NUTS, pm.Metropolis])
-def test_compound_step(other):
-    model = two_variable_model()
-    with model:
-        steps = [
-            SGLD(
-                [model["slope"], model["intercept"]],
-                batch_size=100,
-                step_size=0.2,
-                preconditioner="curvature",
-                thin=5,
-                gradient="svrg",
-                compile_kwargs=NUMBA,
-            ),
-            other([model["sigma"]]),
-        ]
-        idata = sample(model, steps, draws=1500, tune=300, chains=2)
-    check_two_variables(idata)
 
 
 def test_the_reference_keeps_the_values_of_other_variables():

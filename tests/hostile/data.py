@@ -21,6 +21,7 @@ from tests.hostile.shared import (
     gaussian,
     line,
     line_data,
+    model_case,
     nuts_run_of,
     run_of,
 )
@@ -89,13 +90,11 @@ def infinity_in_the_outcome():
     return run_of(line(X, with_entry(Y, -np.inf)))
 
 
-@case("row 17|nan")
+@model_case("row 17|nan")
 def nan_in_a_data_variable():
-    with pm.Model() as model:
-        beta = pm.Normal("beta", 0, 2, shape=2)
-        column = pm.Data("column", with_entry(X, np.nan))
-        pm.Normal("y", column @ beta, 1.0, observed=Y)
-    return run_of(model)
+    beta = pm.Normal("beta", 0, 2, shape=2)
+    column = pm.Data("column", with_entry(X, np.nan))
+    pm.Normal("y", column @ beta, 1.0, observed=Y)
 
 
 @case("NaN|infinite")
@@ -103,13 +102,11 @@ def nan_with_a_given_step_size():
     return run_of(line(with_entry(X, np.nan), Y), step_size=1e-3, preconditioner="identity")
 
 
-@case("`scale`|NaN|finite")
+@model_case("`scale`|NaN|finite")
 def nan_in_a_constant_of_the_model():
-    with pm.Model() as model:
-        scale = pm.Data("scale", np.array([1.0, np.nan]))
-        beta = pm.Normal("beta", 0, scale, shape=2)
-        pm.Normal("y", X @ beta, 1.0, observed=Y)
-    return run_of(model)
+    scale = pm.Data("scale", np.array([1.0, np.nan]))
+    beta = pm.Normal("beta", 0, scale, shape=2)
+    pm.Normal("y", X @ beta, 1.0, observed=Y)
 
 
 # --- Codes of groups ------------------------------------------------------------------------------
@@ -252,12 +249,10 @@ def one_in_a_beta():
     )
 
 
-@case("`y`|outcome|support|row", slow=True)
+@model_case("`y`|outcome|support|row", slow=True)
 def outside_of_a_uniform():
-    with pm.Model() as model:
-        width = pm.Uniform("width", 0, 3)
-        pm.Uniform("y", 0, width, observed=with_entry(np.abs(np.sin(Y)), 4.0))
-    return run_of(model)
+    width = pm.Uniform("width", 0, 3)
+    pm.Uniform("y", 0, width, observed=with_entry(np.abs(np.sin(Y)), 4.0))
 
 
 @case("`y`|outcome|support|row", slow=True)
@@ -268,20 +263,16 @@ def more_successes_than_trials():
     )
 
 
-@case("`y`|outcome|support|row", slow=True)
+@model_case("`y`|outcome|support|row", slow=True)
 def category_above_the_last():
-    with pm.Model() as model:
-        beta = pm.Normal("beta", 0, 1, shape=(2, 3))
-        pm.Categorical("y", logit_p=X @ beta, observed=with_entry(CODES % 3, 3))
-    return run_of(model)
+    beta = pm.Normal("beta", 0, 1, shape=(2, 3))
+    pm.Categorical("y", logit_p=X @ beta, observed=with_entry(CODES % 3, 3))
 
 
-@case("mode|rows|gradient|finite|support", slow=True)
+@model_case("mode|rows|gradient|finite|support", slow=True)
 def support_that_depends_on_a_parameter():
-    with pm.Model() as model:
-        width = pm.HalfNormal("width", 3)
-        pm.Uniform("y", 0, width, observed=np.abs(np.sin(Y)))
-    return run_of(model)
+    width = pm.HalfNormal("width", 3)
+    pm.Uniform("y", 0, width, observed=np.abs(np.sin(Y)))
 
 
 # --- Types ----------------------------------------------------------------------------------------
@@ -399,37 +390,29 @@ def rare_level_of_a_factor():
     return run_of(line(rare, y), lambda: gaussian(rare, y))
 
 
-@case(slow=True)
+@model_case(slow=True, run=nuts_run_of)
 def separable_outcomes():
-    with pm.Model() as model:
-        beta = pm.Normal("beta", 0, 10, shape=2)
-        pm.Bernoulli("y", logit_p=X @ beta, observed=x > 0)
-    return nuts_run_of(model)
+    beta = pm.Normal("beta", 0, 10, shape=2)
+    pm.Bernoulli("y", logit_p=X @ beta, observed=x > 0)
 
 
-@case(slow=True)
+@model_case(slow=True, run=nuts_run_of)
 def outcomes_all_alike():
-    with pm.Model() as model:
-        beta = pm.Normal("beta", 0, 2, shape=2)
-        pm.Bernoulli("y", logit_p=X @ beta, observed=np.zeros(ROWS, dtype=int))
-    return nuts_run_of(model)
+    beta = pm.Normal("beta", 0, 2, shape=2)
+    pm.Bernoulli("y", logit_p=X @ beta, observed=np.zeros(ROWS, dtype=int))
 
 
-@case(slow=True)
+@model_case(slow=True, expected=lambda: gaussian(prior_mean=1000.0, prior_sd=0.1))
 def prior_against_the_data():
-    with pm.Model() as model:
-        beta = pm.Normal("beta", 1000.0, 0.1, shape=2)
-        pm.Normal("y", X @ beta, 1.0, observed=Y)
-    return run_of(model, lambda: gaussian(prior_mean=1000.0, prior_sd=0.1))
+    beta = pm.Normal("beta", 1000.0, 0.1, shape=2)
+    pm.Normal("y", X @ beta, 1.0, observed=Y)
 
 
-@case(slow=True)
+@model_case(slow=True)
 def residuals_of_zero():
-    with pm.Model() as model:
-        beta = pm.Normal("beta", 0, 2, shape=2)
-        sigma = pm.HalfNormal("sigma", 1)
-        pm.Normal("y", X @ beta, sigma, observed=X @ [0.5, -1.0])
-    return run_of(model)
+    beta = pm.Normal("beta", 0, 2, shape=2)
+    sigma = pm.HalfNormal("sigma", 1)
+    pm.Normal("y", X @ beta, sigma, observed=X @ [0.5, -1.0])
 
 
 @case("weight|`y`|rows", slow=True)
@@ -511,11 +494,9 @@ def number_whose_square_is_infinite():
     return run_of(line(with_entry(X, 1e200), Y))
 
 
-@case("`b`.*sigma > 0.*-1")
+@model_case("`b`.*sigma > 0.*-1")
 def negative_standard_deviation_of_a_prior():
-    with pm.Model() as model:
-        pm.Normal("y", pm.Normal("b", 0, -1) * x, 1.0, observed=Y)
-    return run_of(model)
+    pm.Normal("y", pm.Normal("b", 0, -1) * x, 1.0, observed=Y)
 
 
 @case("sparse")

@@ -22,6 +22,7 @@ from tests.hostile.shared import (
     gaussian,
     line,
     line_data,
+    model_case,
     nuts_run_of,
     run_of,
     shared_line,
@@ -34,37 +35,29 @@ x = X[:, 1]
 # --- Likelihoods that are no sum over rows --------------------------------------------------------
 
 
-@case("`y`.*not a sum over|rows")
+@model_case("`y`.*not a sum over|rows")
 def autoregression():
-    with pm.Model() as model:
-        rho = pm.Normal("rho", 0, 1, shape=1)
-        pm.AR("y", rho, sigma=1.0, init_dist=pm.Normal.dist(0, 1), observed=Y)
-    return run_of(model)
+    rho = pm.Normal("rho", 0, 1, shape=1)
+    pm.AR("y", rho, sigma=1.0, init_dist=pm.Normal.dist(0, 1), observed=Y)
 
 
-@case("`y`.*not a sum over|rows")
+@model_case("`y`.*not a sum over|rows")
 def random_walk():
-    with pm.Model() as model:
-        drift = pm.Normal("drift")
-        pm.GaussianRandomWalk("y", mu=drift, init_dist=pm.Normal.dist(0, 1), observed=Y)
-    return run_of(model)
+    drift = pm.Normal("drift")
+    pm.GaussianRandomWalk("y", mu=drift, init_dist=pm.Normal.dist(0, 1), observed=Y)
 
 
-@case("`y`.*not a sum over|rows")
+@model_case("`y`.*not a sum over|rows")
 def cumulative_sum():
-    with pm.Model() as model:
-        slope = pm.Normal("slope")
-        pm.Normal("y", pt.cumsum(slope * x), 1.0, observed=Y)
-    return run_of(model)
+    slope = pm.Normal("slope")
+    pm.Normal("y", pt.cumsum(slope * x), 1.0, observed=Y)
 
 
-@case("`y`.*not a sum over|rows", slow=True)
+@model_case("`y`.*not a sum over|rows", slow=True)
 def marginal_gaussian_process():
-    with pm.Model() as model:
-        length = pm.HalfNormal("length")
-        process = pm.gp.Marginal(cov_func=pm.gp.cov.ExpQuad(1, length))
-        process.marginal_likelihood("y", X=x[:60, None], y=Y[:60], sigma=0.5)
-    return run_of(model)
+    length = pm.HalfNormal("length")
+    process = pm.gp.Marginal(cov_func=pm.gp.cov.ExpQuad(1, length))
+    process.marginal_likelihood("y", X=x[:60, None], y=Y[:60], sigma=0.5)
 
 
 @case("one element a row|local latent|row", slow=True)
@@ -87,12 +80,10 @@ def column_standardised_in_the_graph():
     return run_of(model, batch_size=20)
 
 
-@case("`y`.*not a sum over|rows")
+@model_case("`y`.*not a sum over|rows")
 def softmax_over_rows():
-    with pm.Model() as model:
-        slope = pm.Normal("slope")
-        pm.Normal("y", ROWS * pm.math.softmax(slope * x), 1.0, observed=Y)
-    return run_of(model)
+    slope = pm.Normal("slope")
+    pm.Normal("y", ROWS * pm.math.softmax(slope * x), 1.0, observed=Y)
 
 
 @case("`y`.*not a sum over|rows")
@@ -104,87 +95,69 @@ def residuals_correlated_over_rows():
     return run_of(model)
 
 
-@case("row|`y`")
+@model_case("row|`y`")
 def lagged_outcome_sliced_in_the_graph():
-    with pm.Model() as model:
-        series = pm.Data("series", Y)
-        rho = pm.Normal("rho")
-        pm.Normal("y", rho * series[:-1], 1.0, observed=series[1:])
-    return run_of(model)
+    series = pm.Data("series", Y)
+    rho = pm.Normal("rho")
+    pm.Normal("y", rho * series[:-1], 1.0, observed=series[1:])
 
 
-@case("`y`.*not a sum over|rows|scan")
+@model_case("`y`.*not a sum over|rows|scan")
 def recursion_by_scan():
-    with pm.Model() as model:
-        rho = pm.Normal("rho", 0, 0.5)
-        states = pytensor.scan(
-            lambda value, before, rho: rho * before + value,
-            sequences=[pt.as_tensor(Y[:50])],
-            outputs_info=[pt.zeros(())],
-            non_sequences=[rho],
-            return_updates=False,
-        )
-        pm.Normal("y", states, 1.0, observed=Y[:50])
-    return run_of(model)
+    rho = pm.Normal("rho", 0, 0.5)
+    states = pytensor.scan(
+        lambda value, before, rho: rho * before + value,
+        sequences=[pt.as_tensor(Y[:50])],
+        outputs_info=[pt.zeros(())],
+        non_sequences=[rho],
+        return_updates=False,
+    )
+    pm.Normal("y", states, 1.0, observed=Y[:50])
 
 
-@case("`y`.*not a sum over|rows|shape")
+@model_case("`y`.*not a sum over|rows|shape")
 def outcomes_as_a_column_against_a_vector():
-    with pm.Model() as model:
-        beta = pm.Normal("beta", 0, 2, shape=2)
-        pm.Normal("y", X @ beta, 1.0, observed=Y[:, None])
-    return run_of(model)
+    beta = pm.Normal("beta", 0, 2, shape=2)
+    pm.Normal("y", X @ beta, 1.0, observed=Y[:, None])
 
 
-@case("row")
+@model_case("row", expected=lambda: gaussian())
 def rows_on_the_second_axis():
-    with pm.Model() as model:
-        beta = pm.Normal("beta", 0, 2, shape=(1, 2))
-        pm.Normal("y", beta @ X.T, 1.0, observed=Y[None])
-    return run_of(model, lambda: gaussian())
+    beta = pm.Normal("beta", 0, 2, shape=(1, 2))
+    pm.Normal("y", beta @ X.T, 1.0, observed=Y[None])
 
 
 # --- Variables ------------------------------------------------------------------------------------
 
 
-@case("`z`.*discrete|discrete.*`z`|continuous")
+@model_case("`z`.*discrete|discrete.*`z`|continuous")
 def discrete_variable_a_row():
-    with pm.Model() as model:
-        mu = pm.Normal("mu", 0, 2, shape=2)
-        z = pm.Bernoulli("z", 0.5, shape=ROWS)
-        pm.Normal("y", mu[z], 1.0, observed=Y)
-    return run_of(model)
+    mu = pm.Normal("mu", 0, 2, shape=2)
+    z = pm.Bernoulli("z", 0.5, shape=ROWS)
+    pm.Normal("y", mu[z], 1.0, observed=Y)
 
 
-@case("`k`.*discrete|continuous")
+@model_case("`k`.*discrete|continuous")
 def discrete_variable():
-    with pm.Model() as model:
-        k = pm.DiscreteUniform("k", 1, 5)
-        slope = pm.Normal("slope")
-        pm.StudentT("y", nu=k, mu=slope * x, sigma=1, observed=Y)
-    return run_of(model)
+    k = pm.DiscreteUniform("k", 1, 5)
+    slope = pm.Normal("slope")
+    pm.StudentT("y", nu=k, mu=slope * x, sigma=1, observed=Y)
 
 
-@case("no observed")
+@model_case("no observed")
 def no_observed_variable():
-    with pm.Model() as model:
-        pm.Normal("beta")
-    return run_of(model)
+    pm.Normal("beta")
 
 
-@case("no free")
+@model_case("no free")
 def no_free_variable():
-    with pm.Model() as model:
-        pm.Normal("y", 0, 1, observed=Y)
-    return run_of(model)
+    pm.Normal("y", 0, 1, observed=Y)
 
 
-@case("`y`.*missing|NaN")
+@model_case("`y`.*missing|NaN")
 def missing_outcomes():
-    with pm.Model() as model:
-        beta = pm.Normal("beta", 0, 2, shape=2)
-        pm.Normal("y", X @ beta, 1.0, observed=np.where(np.arange(ROWS) == 3, np.nan, Y))
-    return run_of(model)
+    beta = pm.Normal("beta", 0, 2, shape=2)
+    pm.Normal("y", X @ beta, 1.0, observed=np.where(np.arange(ROWS) == 3, np.nan, Y))
 
 
 @case("`b`|`y`|dims")
@@ -196,30 +169,24 @@ def labelled_tensors():
     return run_of(model)
 
 
-@case("local latent|one element a row")
+@model_case("local latent|one element a row")
 def latent_variable_a_row():
-    with pm.Model() as model:
-        u = pm.Normal("u", 0, 1, shape=ROWS)
-        pm.Normal("y", u, 0.5, observed=Y)
-    return run_of(model)
+    u = pm.Normal("u", 0, 1, shape=ROWS)
+    pm.Normal("y", u, 0.5, observed=Y)
 
 
-@case("local latent|one element a row")
+@model_case("local latent|one element a row")
 def error_in_a_predictor():
-    with pm.Model() as model:
-        slope = pm.Normal("slope")
-        true = pm.Normal("true", 0, 1, shape=ROWS)
-        pm.Normal("column", true, 0.2, observed=x)
-        pm.Normal("y", slope * true, 1.0, observed=Y)
-    return run_of(model)
+    slope = pm.Normal("slope")
+    true = pm.Normal("true", 0, 1, shape=ROWS)
+    pm.Normal("column", true, 0.2, observed=x)
+    pm.Normal("y", slope * true, 1.0, observed=Y)
 
 
-@case()
+@model_case()
 def as_many_groups_as_rows():
-    with pm.Model() as model:
-        effect = pm.Normal("effect", 0, 1, shape=ROWS)
-        pm.Normal("y", effect[np.arange(ROWS)[::-1].copy()], 0.5, observed=Y)
-    return run_of(model)
+    effect = pm.Normal("effect", 0, 1, shape=ROWS)
+    pm.Normal("y", effect[np.arange(ROWS)[::-1].copy()], 0.5, observed=Y)
 
 
 def mean_of_effects(codes):
@@ -275,103 +242,81 @@ def as_many_columns_as_rows():
     return run_of(line(square, Y[:30]), lambda: gaussian(square, Y[:30]))
 
 
-@case("improper|flat|`b`|determine")
+@model_case("improper|flat|`b`|determine")
 def flat_prior_on_what_no_data_say():
-    with pm.Model() as model:
-        b = pm.Flat("b", shape=2)
-        pm.Normal("y", b[0] * x + 0.0 * b[1], 1.0, observed=Y)
-    return run_of(model)
+    b = pm.Flat("b", shape=2)
+    pm.Normal("y", b[0] * x + 0.0 * b[1], 1.0, observed=Y)
 
 
-@case("improper|flat|prior|`beta`")
+@model_case("improper|flat|prior|`beta`")
 def flat_prior_on_collinear_columns():
-    with pm.Model() as model:
-        beta = pm.Flat("beta", shape=2)
-        pm.Normal("y", np.column_stack([x, x]) @ beta, 1.0, observed=Y)
-    return run_of(model)
+    beta = pm.Flat("beta", shape=2)
+    pm.Normal("y", np.column_stack([x, x]) @ beta, 1.0, observed=Y)
 
 
-@case("improper|flat|separat|prior|mode", slow=True)
+@model_case("improper|flat|separat|prior|mode", slow=True)
 def separable_outcomes_under_a_flat_prior():
-    with pm.Model() as model:
-        beta = pm.Flat("beta", shape=2)
-        pm.Bernoulli("y", logit_p=X @ beta, observed=x > 0)
-    return run_of(model)
+    beta = pm.Flat("beta", shape=2)
+    pm.Bernoulli("y", logit_p=X @ beta, observed=x > 0)
 
 
-@case("improper|flat|prior|mode", slow=True)
+@model_case("improper|flat|prior|mode", slow=True, run=nuts_run_of)
 def improper_prior_of_a_scale():
-    with pm.Model() as model:
-        scale = pm.HalfFlat("scale")
-        u = pm.Normal("u", 0, scale, shape=4)
-        pm.Normal("y", u[np.arange(ROWS) % 4], 1.0, observed=Y - Y.mean())
-    return nuts_run_of(model)
+    scale = pm.HalfFlat("scale")
+    u = pm.Normal("u", 0, scale, shape=4)
+    pm.Normal("y", u[np.arange(ROWS) % 4], 1.0, observed=Y - Y.mean())
 
 
 # --- Minibatches ----------------------------------------------------------------------------------
 
 
-@case("separate `pm.Minibatch`|single call")
+@model_case("separate `pm.Minibatch`|single call")
 def separate_minibatches():
-    with pm.Model() as model:
-        Xb, yb = pm.Minibatch(X, batch_size=20), pm.Minibatch(Y, batch_size=20)
-        beta = pm.Normal("beta", 0, 2, shape=2)
-        pm.Normal("y", Xb @ beta, 1.0, observed=yb, total_size=ROWS)
-    return run_of(model)
+    Xb, yb = pm.Minibatch(X, batch_size=20), pm.Minibatch(Y, batch_size=20)
+    beta = pm.Normal("beta", 0, 2, shape=2)
+    pm.Normal("y", Xb @ beta, 1.0, observed=yb, total_size=ROWS)
 
 
-@case("total_size")
+@model_case("total_size")
 def minibatch_without_total_size():
-    with pm.Model() as model:
-        Xb, yb = pm.Minibatch(X, Y, batch_size=20)
-        beta = pm.Normal("beta", 0, 2, shape=2)
-        pm.Normal("y", Xb @ beta, 1.0, observed=yb)
-    return run_of(model)
+    Xb, yb = pm.Minibatch(X, Y, batch_size=20)
+    beta = pm.Normal("beta", 0, 2, shape=2)
+    pm.Normal("y", Xb @ beta, 1.0, observed=yb)
 
 
-@case("total_size")
+@model_case("total_size")
 def minibatch_with_a_wrong_total_size():
-    with pm.Model() as model:
-        Xb, yb = pm.Minibatch(X, Y, batch_size=20)
-        beta = pm.Normal("beta", 0, 2, shape=2)
-        pm.Normal("y", Xb @ beta, 1.0, observed=yb, total_size=10 * ROWS)
-    return run_of(model)
+    Xb, yb = pm.Minibatch(X, Y, batch_size=20)
+    beta = pm.Normal("beta", 0, 2, shape=2)
+    pm.Normal("y", Xb @ beta, 1.0, observed=yb, total_size=10 * ROWS)
 
 
-@case("total_size")
+@model_case("total_size")
 def total_size_without_minibatch():
-    with pm.Model() as model:
-        beta = pm.Normal("beta", 0, 2, shape=2)
-        pm.Normal("y", X @ beta, 1.0, observed=Y, total_size=10 * ROWS)
-    return run_of(model)
+    beta = pm.Normal("beta", 0, 2, shape=2)
+    pm.Normal("y", X @ beta, 1.0, observed=Y, total_size=10 * ROWS)
 
 
-@case("potential")
+@model_case("potential")
 def potential_on_a_minibatch():
-    with pm.Model() as model:
-        Xb, yb = pm.Minibatch(X, Y, batch_size=20)
-        beta = pm.Normal("beta", 0, 2, shape=2)
-        pm.Normal("y", Xb @ beta, 1.0, observed=yb, total_size=ROWS)
-        pm.Potential("penalty", -((Xb @ beta).sum() ** 2))
-    return run_of(model)
+    Xb, yb = pm.Minibatch(X, Y, batch_size=20)
+    beta = pm.Normal("beta", 0, 2, shape=2)
+    pm.Normal("y", Xb @ beta, 1.0, observed=yb, total_size=ROWS)
+    pm.Potential("penalty", -((Xb @ beta).sum() ** 2))
 
 
-@case("prior.*minibatch|minibatch")
+@model_case("prior.*minibatch|minibatch")
 def prior_on_a_minibatch():
-    with pm.Model() as model:
-        Xb, yb = pm.Minibatch(X, Y, batch_size=20)
-        beta = pm.Normal("beta", Xb.mean(0), 2, shape=2)
-        pm.Normal("y", Xb @ beta, 1.0, observed=yb, total_size=ROWS)
-    return run_of(model)
+    Xb, yb = pm.Minibatch(X, Y, batch_size=20)
+    beta = pm.Normal("beta", Xb.mean(0), 2, shape=2)
+    pm.Normal("y", Xb @ beta, 1.0, observed=yb, total_size=ROWS)
 
 
-@case("batch_size")
+@model_case("batch_size")
 def minibatch_larger_than_the_data():
-    with pm.Model() as model:
-        Xb, yb = pm.Minibatch(X, Y, batch_size=10 * ROWS)
-        beta = pm.Normal("beta", 0, 2, shape=2)
-        pm.Normal("y", Xb @ beta, 1.0, observed=yb, total_size=ROWS)
-    return run_of(model)
+    Xb, yb = pm.Minibatch(X, Y, batch_size=10 * ROWS)
+    beta = pm.Normal("beta", 0, 2, shape=2)
+    pm.Normal("y", Xb @ beta, 1.0, observed=yb, total_size=ROWS)
 
 
 @case("rows|different", slow=True)
@@ -385,25 +330,21 @@ def minibatch_beside_full_data():
     return run_of(model, lambda: gaussian(*both))
 
 
-@case("rows|`weight`")
+@model_case("rows|`weight`")
 def minibatch_with_a_column_left_whole():
-    with pm.Model() as model:
-        yb = pm.Minibatch(Y, batch_size=20)
-        beta = pm.Normal("beta", 0, 2)
-        pm.Normal("y", beta * x[:20], 1.0, observed=yb, total_size=ROWS)
-    return run_of(model)
+    yb = pm.Minibatch(Y, batch_size=20)
+    beta = pm.Normal("beta", 0, 2)
+    pm.Normal("y", beta * x[:20], 1.0, observed=yb, total_size=ROWS)
 
 
 # --- Data of several lengths and kinds ------------------------------------------------------------
 
 
-@case('rows=.*"y"')
+@model_case('rows=.*"y"')
 def two_blocks_of_different_lengths():
-    with pm.Model() as model:
-        beta = pm.Normal("beta", 0, 2, shape=2)
-        pm.Normal("small", X[:20] @ beta, 1.0, observed=Y[:20])
-        pm.Normal("y", X @ beta, 1.0, observed=Y)
-    return run_of(model)
+    beta = pm.Normal("beta", 0, 2, shape=2)
+    pm.Normal("small", X[:20] @ beta, 1.0, observed=Y[:20])
+    pm.Normal("y", X @ beta, 1.0, observed=Y)
 
 
 @case(must_agree=True, slow=True)
@@ -417,20 +358,16 @@ def two_blocks_of_different_lengths_with_rows():
     return run_of(model, lambda: gaussian(*both, sigma), rows="y")
 
 
-@case("rows|length|shape")
+@model_case("rows|length|shape")
 def predictors_one_row_short():
-    with pm.Model() as model:
-        beta = pm.Normal("beta", 0, 2, shape=2)
-        pm.Normal("y", X[:-1] @ beta, 1.0, observed=Y)
-    return run_of(model)
+    beta = pm.Normal("beta", 0, 2, shape=2)
+    pm.Normal("y", X[:-1] @ beta, 1.0, observed=Y)
 
 
-@case("rows|length|shape")
+@model_case("rows|length|shape")
 def predictors_one_row_short_as_data():
-    with pm.Model() as model:
-        beta = pm.Normal("beta", 0, 2, shape=2)
-        pm.Normal("y", pm.Data("X", X[:-1]) @ beta, 1.0, observed=pm.Data("outcome", Y))
-    return run_of(model)
+    beta = pm.Normal("beta", 0, 2, shape=2)
+    pm.Normal("y", pm.Data("X", X[:-1]) @ beta, 1.0, observed=pm.Data("outcome", Y))
 
 
 @case("rows|shape", slow=True)
@@ -478,12 +415,10 @@ def one_hot_design_of_many_columns():
     return run_of(model, lambda: gaussian(design.toarray(), Y))
 
 
-@case("sparse|dtype|type")
+@model_case("sparse|dtype|type", expected=gaussian)
 def sparse_design_times_a_vector():
-    with pm.Model() as model:
-        beta = pm.Normal("beta", 0, PRIOR_SD, shape=2)
-        pm.Normal("y", pm.math.dot(sparse.csr_matrix(X), beta), 1.0, observed=Y)
-    return run_of(model, gaussian)
+    beta = pm.Normal("beta", 0, PRIOR_SD, shape=2)
+    pm.Normal("y", pm.math.dot(sparse.csr_matrix(X), beta), 1.0, observed=Y)
 
 
 @case("object|type")
@@ -515,12 +450,10 @@ def pandas_data_with_an_index_of_their_own():
     return run_of(model, gaussian)
 
 
-@case(must_agree=True, slow=True)
+@model_case(must_agree=True, slow=True, expected=gaussian)
 def shared_variables_in_place_of_data():
-    with pm.Model() as model:
-        beta = pm.Normal("beta", 0, PRIOR_SD, shape=2)
-        pm.Normal("y", pt.dot(pytensor.shared(X, "X"), beta), 1.0, observed=Y)
-    return run_of(model, gaussian)
+    beta = pm.Normal("beta", 0, PRIOR_SD, shape=2)
+    pm.Normal("y", pt.dot(pytensor.shared(X, "X"), beta), 1.0, observed=Y)
 
 
 @case("`y`|missing|mask")
@@ -540,13 +473,11 @@ def operation_without_a_gradient():
     return run_of(model)
 
 
-@case("random|`y`")
+@model_case("random|`y`")
 def random_numbers_in_the_likelihood():
-    with pm.Model() as model:
-        slope = pm.Normal("slope")
-        noise = pt.random.normal(size=ROWS)
-        pm.Normal("y", slope * x + noise, 1.0, observed=Y)
-    return run_of(model)
+    slope = pm.Normal("slope")
+    noise = pt.random.normal(size=ROWS)
+    pm.Normal("y", slope * x + noise, 1.0, observed=Y)
 
 
 @case("simulator|gradient|`y`")
@@ -563,13 +494,11 @@ def simulator():
 # --- Models that are all right, but not the usual ones --------------------------------------------
 
 
-@case("potential|rows", slow=True)
+@model_case("potential|rows", slow=True, expected=gaussian)
 def potential_as_the_likelihood():
-    with pm.Model() as model:
-        beta = pm.Normal("beta", 0, PRIOR_SD, shape=2)
-        column, outcome = pm.Data("column", X), pm.Data("outcome", Y)
-        pm.Potential("likelihood", -0.5 * ((outcome - column @ beta) ** 2).sum())
-    return run_of(model, gaussian)
+    beta = pm.Normal("beta", 0, PRIOR_SD, shape=2)
+    column, outcome = pm.Data("column", X), pm.Data("outcome", Y)
+    pm.Potential("likelihood", -0.5 * ((outcome - column @ beta) ** 2).sum())
 
 
 @case(must_agree=True, slow=True)
@@ -648,13 +577,11 @@ def zero_inflated_counts():
     return nuts_run_of(model)
 
 
-@case(slow=True)
+@model_case(slow=True, run=nuts_run_of)
 def censored_outcomes():
-    with pm.Model() as model:
-        beta = pm.Normal("beta", 0, 2, shape=2)
-        plain = pm.Normal.dist(X @ beta, 1.0)
-        pm.Censored("y", plain, lower=None, upper=1.0, observed=np.minimum(Y, 1.0))
-    return nuts_run_of(model)
+    beta = pm.Normal("beta", 0, 2, shape=2)
+    plain = pm.Normal.dist(X @ beta, 1.0)
+    pm.Censored("y", plain, lower=None, upper=1.0, observed=np.minimum(Y, 1.0))
 
 
 @case(slow=True)
@@ -691,31 +618,27 @@ def ordered_cutpoints():
     return nuts_run_of(model)
 
 
-@case("shared|`y`|`twin`", slow=True)
+@model_case("shared|`y`|`twin`", slow=True, expected=lambda: gaussian(X, Y, np.sqrt(0.5)))
 def observed_twice():
-    with pm.Model() as model:
-        beta = pm.Normal("beta", 0, PRIOR_SD, shape=2)
-        pm.Normal("y", X @ beta, 1.0, observed=Y)
-        pm.Normal("twin", X @ beta, 1.0, observed=Y)
-    return run_of(model, lambda: gaussian(X, Y, np.sqrt(0.5)))
+    beta = pm.Normal("beta", 0, PRIOR_SD, shape=2)
+    pm.Normal("y", X @ beta, 1.0, observed=Y)
+    pm.Normal("twin", X @ beta, 1.0, observed=Y)
 
 
-@case("model|step", slow=True)
+@model_case("model|step", slow=True, expected=gaussian)
 def nothing_but_the_context_of_a_submodel():
-    with pm.Model() as model:
-        beta = pm.Normal("beta", 0, PRIOR_SD, shape=2)
-        with pm.Model(name="part"):
-            pm.Normal("y", X @ beta, 1.0, observed=Y)
-    return run_of(model, gaussian)
+    beta = pm.Normal("beta", 0, PRIOR_SD, shape=2)
+    with pm.Model(name="part"):
+        pm.Normal("y", X @ beta, 1.0, observed=Y)
 
 
-@case("not a sum|rows|`y`")
+@model_case(
+    "not a sum|rows|`y`", expected=lambda: gaussian(np.arange(ROWS)[:, None], Y, prior_sd=0.01)
+)
 def position_in_the_data_as_a_predictor():
-    with pm.Model() as model:
-        trend = pm.Normal("trend", 0, 0.01)
-        outcome = pm.Data("outcome", Y)
-        pm.Normal("y", trend * pt.arange(outcome.shape[0]), 1.0, observed=outcome)
-    return run_of(model, lambda: gaussian(np.arange(ROWS)[:, None], Y, prior_sd=0.01))
+    trend = pm.Normal("trend", 0, 0.01)
+    outcome = pm.Data("outcome", Y)
+    pm.Normal("y", trend * pt.arange(outcome.shape[0]), 1.0, observed=outcome)
 
 
 @case(must_agree=True)

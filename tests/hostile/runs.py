@@ -32,6 +32,7 @@ from tests.hostile.shared import (
     gaussian,
     line,
     line_data,
+    model_case,
     nuts_run_of,
     run_of,
     shared_line,
@@ -325,13 +326,11 @@ for _name, _effect in {
         )
 
 
-@case(GUIDE, slow=True)
+@model_case(GUIDE, slow=True, run=nuts_run_of)
 def funnel():
-    with pm.Model() as model:
-        log_scale = pm.Normal("log_scale", 0, 3)
-        effect = pm.Normal("effect", 0, pm.math.exp(log_scale / 2), shape=9)
-        pm.Normal("y", effect[np.arange(90) % 9], 10.0, observed=np.resize(Y, 90))
-    return nuts_run_of(model)
+    log_scale = pm.Normal("log_scale", 0, 3)
+    effect = pm.Normal("effect", 0, pm.math.exp(log_scale / 2), shape=9)
+    pm.Normal("y", effect[np.arange(90) % 9], 10.0, observed=np.resize(Y, 90))
 
 
 @case(GUIDE, slow=True)
@@ -356,12 +355,10 @@ def mixture_with_exchangeable_modes():
     return run_of(model)
 
 
-@case(GUIDE, may_end_in_log=True, slow=True)
+@model_case(GUIDE, may_end_in_log=True, slow=True, run=nuts_run_of)
 def sign_that_no_data_say():
-    with pm.Model() as model:
-        beta = pm.Normal("beta", 0, 2, shape=2)
-        pm.Normal("y", np.abs(X[:, 1]) * beta[0] * beta[1], 1.0, observed=np.abs(Y))
-    return nuts_run_of(model)
+    beta = pm.Normal("beta", 0, 2, shape=2)
+    pm.Normal("y", np.abs(X[:, 1]) * beta[0] * beta[1], 1.0, observed=np.abs(Y))
 
 
 @case(GUIDE, may_end_in_log=True, slow=True)
@@ -373,28 +370,22 @@ def two_modes_of_a_cauchy_likelihood():
     return nuts_run_of(model)
 
 
-@case(GUIDE, slow=True)
+@model_case(GUIDE, slow=True, run=nuts_run_of)
 def banana():
-    with pm.Model() as model:
-        a, b = pm.Normal("a", 0, 1), pm.Normal("b", 0, 1)
-        pm.Normal("y", a + b**2, 1.0, observed=1 + 0.2 * Y[:50])
-    return nuts_run_of(model)
+    a, b = pm.Normal("a", 0, 1), pm.Normal("b", 0, 1)
+    pm.Normal("y", a + b**2, 1.0, observed=1 + 0.2 * Y[:50])
 
 
-@case("not converged|tuning made the step", may_end_in_log=True, slow=True)
+@model_case("not converged|tuning made the step", may_end_in_log=True, slow=True, run=nuts_run_of)
 def heavy_tails_of_a_prior():
-    with pm.Model() as model:
-        beta = pm.Cauchy("beta", 0, 1, shape=3)
-        pm.Normal("y", beta[np.arange(30) % 3], 30.0, observed=Y[:30])
-    return nuts_run_of(model)
+    beta = pm.Cauchy("beta", 0, 1, shape=3)
+    pm.Normal("y", beta[np.arange(30) % 3], 30.0, observed=Y[:30])
 
 
-@case(GUIDE, slow=True)
+@model_case(GUIDE, slow=True, run=nuts_run_of)
 def heteroscedastic_with_few_rows():
-    with pm.Model() as model:
-        beta, gamma = pm.Normal("beta", 0, 2, shape=2), pm.Normal("gamma", 0, 2, shape=2)
-        pm.Normal("y", X[:12] @ beta, pm.math.exp(X[:12] @ gamma), observed=Y[:12])
-    return nuts_run_of(model)
+    beta, gamma = pm.Normal("beta", 0, 2, shape=2), pm.Normal("gamma", 0, 2, shape=2)
+    pm.Normal("y", X[:12] @ beta, pm.math.exp(X[:12] @ gamma), observed=Y[:12])
 
 
 @case(must_agree=True, slow=True)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pymc as pm
 
 from pymc_sgmcmc import SGLDCV
+from tests.hostile.case import case
 from tests.hostile.law import Law, Run
 
 QUICK = {"mode": "FAST_COMPILE"}
@@ -68,3 +70,20 @@ def nuts_run_of(model: pm.Model, /, *, step_method: Any = SGLDCV, **settings: An
     """A default run on a model, to be compared with NUTS."""
     names = tuple(variable.name for variable in model.free_RVs)
     return run_of(model, lambda: Law.by_nuts(model, names), step_method, **settings)
+
+
+def model_case(
+    says: str = "", *, expected: Any = None, run: Callable[..., Run] = run_of, **flags: Any
+) -> Callable[[Callable[[], Any]], Callable[[], Run]]:
+    """Add a function that writes a model, in its context, to the catalogue: a default run on it."""
+
+    def register(write: Callable[[], Any]) -> Callable[[], Run]:
+        @functools.wraps(write)
+        def of_model() -> Run:
+            with pm.Model() as model:
+                write()
+            return run(model) if expected is None else run(model, expected)
+
+        return case(says, **flags)(of_model)
+
+    return register

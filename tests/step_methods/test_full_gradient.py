@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pymc as pm
 import pytest
@@ -10,14 +12,16 @@ from scipy import stats
 from pymc_sgmcmc import SGLD
 from pymc_sgmcmc.step_methods.full_gradient import MALA, ULA, optimal_mala_step
 from tests.support.exact_law import affine_transition, run_one, stationary_law
-from tests.support.linear_gaussian import LinearGaussian, covariance_z_scores
+from tests.support.linear_gaussian import (
+    LinearGaussian,
+    covariance_z_scores,
+    gaussian_with_precision,
+)
 from tests.support.models import logistic_model, two_variable_model
-from tests.support.sampling import QUICK
+from tests.support.sampling import NUMBA, QUICK, QUIET
+from tests.support.sampling import sample as sample_by
 
-NUMBA = {"mode": "NUMBA"}
-NUTS_SETTINGS = {pm.NUTS: {"compile_kwargs": {"mode": "CVM"}}}
-"""C code takes less time to compile for NUTS."""
-QUIET = {"progressbar": False, "quiet": True, "compute_convergence_checks": False}
+sample = partial(sample_by, tune=0, chains=1)
 Z_BOUND = 4.5
 
 
@@ -26,22 +30,12 @@ def ula_law(H, noise, h):
     return np.linalg.inv(H - h / 4 * H @ H)
 
 
-def gaussian(dimension: int, condition: float = 100.0) -> LinearGaussian:
-    """A regression whose posterior's precision has eigenvalues from 1 to the condition number."""
-    rng = np.random.default_rng(dimension)
-    rotation, _ = np.linalg.qr(rng.normal(size=(dimension, dimension)))
-    values = np.geomspace(1.0, condition, dimension) if dimension > 1 else np.array([condition])
-    X = np.sqrt(values - 1 / 16)[:, None] * rotation.T
-    X = np.concatenate([X, X]) / np.sqrt(2)
-    return LinearGaussian(X, rng.normal(size=len(X)), prior_sd=4.0)
-
-
 # --- ULA ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dimension", [1, 5, 50])
 def test_law_of_ula(dimension):
-    problem = gaussian(dimension)
+    problem = gaussian_with_precision(dimension)
     h = 0.5 / 100.0
     step = ULA(model=problem.model(), step_size=h, preconditioner="identity", compile_kwargs=NUMBA)
     mean, covariance = stationary_law([affine_transition(step.block, 0, h)])
@@ -194,7 +188,7 @@ def final_positions(step, starts, transitions):
 
 @pytest.mark.parametrize("dimension", [1, 5, 50])
 def test_covariance_of_mala(dimension):
-    problem = gaussian(dimension)
+    problem = gaussian_with_precision(dimension)
     posterior = np.linalg.inv(problem.precision)
     step = MALA(model=problem.model(), preconditioner="identity", compile_kwargs=NUMBA)
     h = float(step.step_size)
@@ -260,7 +254,7 @@ def test_mala_stays_where_parameters_are_valid():
 @pytest.mark.slow
 def test_long_chain_of_mala_has_the_variance_of_the_posterior():
     """Through `pm.sample`, with a standard error from batch means."""
-    problem = gaussian(5)
+    problem = gaussian_with_precision(5)
     model = problem.model()
     idata = sample(model, MALA(model=model, compile_kwargs=NUMBA), draws=6000, chains=2)
     centred = idata.posterior["beta"].to_numpy() - problem.mean
@@ -274,7 +268,7 @@ def test_long_chain_of_mala_has_the_variance_of_the_posterior():
 def test_default_step_of_mala_is_optimal():
     """h = 1.65² d^(-1/3) for M the inverse curvature, and an acceptance rate near 0.574."""
     assert optimal_mala_step(np.ones(8)) == pytest.approx(1.65**2 / 2)
-    problem = gaussian(50)
+    problem = gaussian_with_precision(50)
     model = problem.model()
     step = MALA(model=model, compile_kwargs=NUMBA)
     assert step.step_size == pytest.approx(1.65**2 * 50 ** (-1 / 3), rel=1e-3)
@@ -299,54 +293,6 @@ def test_mala_states_no_bias(caplog):
     assert attributes["why"].startswith("step size computed for the best acceptance rate")
 
 
-# --- Contract -------------------------------------------------------------------------------
-
-
-def sample(model, step, draws, tune=0, chains=1, cores=1, **kwargs):
-    with model:
-        return pm.sample(
-            step=step,
-            draws=draws,
-            tune=tune,
-            chains=chains,
-            cores=cores,
-            random_seed=3,
-            **{**QUIET, **kwargs},
-        )
-
-
-@pytest.fixture(scope="module")
-def model():
-    return logistic_model()
-
-
-@pytest.fixture(scope="module")
-def mala(model):
-    return MALA(model=model, compile_kwargs=QUICK)
-
-
-@pytest.mark.slow
-def test_processes_give_the_same_draws(model, mala):
-    expected = sample(model, mala, draws=30, chains=2)
-    for context in ("fork", "forkserver"):
-        draws = sample(model, mala, draws=30, chains=2, cores=2, mp_ctx=context)
-        np.testing.assert_array_equal(draws.posterior["beta"], expected.posterior["beta"])
-    assert set(np.unique(expected.sample_stats["accepted"])) == {0.0, 1.0}
-
-
-def test_state_in_the_middle_of_a_run(model, mala):
-    mala.setup_chain(np.random.default_rng(5), 0, 60)
-    point = model.initial_point()
-    for _ in range(17):
-        point, _ = mala.step(point)
-    state, again, resumed = mala.sampling_state, point, []
-    expected = [(point := mala.step(point)[0])["beta"] for _ in range(20)]
-    mala.setup_chain(np.random.default_rng(6), 0, 60)
-    mala.sampling_state = state
-    resumed = [(again := mala.step(again)[0])["beta"] for _ in range(20)]
-    np.testing.assert_array_equal(resumed, expected)
-
-
 def test_other_variables_that_move_change_the_density():
     model = two_variable_model()
     with model:
@@ -362,32 +308,6 @@ def test_other_variables_that_move_change_the_density():
     density, gradient = step.posterior.log_density_and_gradient(np.array([after["slope"]]))
     assert step.chain.snapshot.auxiliaries[0] == pytest.approx(density)
     assert step.chain.snapshot.auxiliaries[1] == pytest.approx(gradient)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("step_class", [ULA, MALA])
-@pytest.mark.parametrize("other", [pytest.param(pm.NUTS, marks=pytest.mark.slow), pm.Metropolis])
-def test_compound_step(step_class, other):
-    model = two_variable_model()
-    with model:
-        step = step_class([model["slope"], model["intercept"]], compile_kwargs=NUMBA)
-        others = other([model["sigma"]], **NUTS_SETTINGS.get(other, {}))
-    idata = sample(model, [step, others], draws=300, tune=300, chains=2)
-    for name, value, tolerance in (("slope", 2.0, 0.1), ("sigma", 0.5, 0.08)):
-        assert abs(float(idata.posterior[name].mean()) - value) < tolerance
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("step_class", [ULA, MALA])
-def test_single_precision(step_class):
-    with pm.pytensorf.pytensor.config.change_flags(floatX="float32", warn_float64="ignore"):
-        model = two_variable_model()
-        step = step_class(model=model, compile_kwargs=NUMBA)
-        idata = sample(model, step, draws=600, chains=2)
-    assert idata.sample_stats["gradient"].dtype == np.float32
-    slope = idata.posterior["slope"].to_numpy()
-    assert abs(slope.mean() - 2.0) < 0.1
-    assert 0.7 < slope.std() / 0.0255 < 1.4
 
 
 @pytest.mark.usefixtures("without_compiler")

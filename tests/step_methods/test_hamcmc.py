@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pymc as pm
-import pytensor
 import pytest
 
 from pymc_sgmcmc import SGLDCV, BatchSizeWarning, NonFinitePositionError, Posterior, chain
@@ -25,7 +24,7 @@ from tests.support.laws import hamcmc_law
 from tests.support.linear_gaussian import LinearGaussian, affine_estimate, sgld_covariance
 from tests.support.models import logistic_data, logistic_model, two_variable_model
 from tests.support.samplers import NO_PAIRS
-from tests.support.sampling import check_two_variables
+from tests.support.sampling import sample
 
 NUMPY = None
 """Transitions by NumPy. Those by Numba are compared with them in `test_numba_loop`."""
@@ -432,19 +431,6 @@ def step(model):
     return make_step(model, thin=2)
 
 
-def sample(model, step, draws=25, tune=10, chains=2, cores=1, **kwargs):
-    with model:
-        return pm.sample(
-            step=step,
-            draws=draws,
-            tune=tune,
-            chains=chains,
-            cores=cores,
-            random_seed=3,
-            **{**QUIET, **kwargs},
-        )
-
-
 @pytest.fixture(scope="module")
 def reference(model, step):
     return sample(model, step)
@@ -462,26 +448,6 @@ def test_draws_do_not_depend_on_the_length_of_runs(model, step, reference, monke
     """Draws do not change even where a run is shorter than the lag of M passes."""
     monkeypatch.setattr(chain, "BLOCK_TRANSITIONS", length)
     assert_same_draws(sample(model, step), reference)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("used", [0, 1, 2, 7, 10, 20])
-def test_state_read_in_the_middle_of_a_run_resumes_there(model, step, used):
-    def walk(stepper, point, count):
-        draws = []
-        for _ in range(count):
-            point, (stats,) = stepper.step(point)
-            draws.append(np.concatenate([stats["position"], stats["gradient"]]))
-        return point, draws
-
-    step.setup_chain(np.random.default_rng(5), 10, 30)
-    point, _ = walk(step, model.initial_point(), used)
-    state = step.sampling_state
-    _, expected = walk(step, point, 12)
-    fresh = make_step(model, thin=2)
-    fresh.setup_chain(np.random.default_rng(6), 10, 30)
-    fresh.sampling_state = state
-    np.testing.assert_array_equal(walk(fresh, point, 12)[1], expected)
 
 
 @pytest.mark.slow
@@ -507,11 +473,6 @@ def test_state_resumes_beside_other_step_methods():
     resumed = walk(fresh, point, 3)
     for name, value in expected.items():
         np.testing.assert_array_equal(resumed[name], value)
-
-
-@pytest.mark.slow
-def test_processes_give_the_same_draws(model, step, reference):
-    assert_same_draws(sample(model, step, cores=2, mp_ctx="fork"), reference)
 
 
 @pytest.mark.slow
@@ -627,31 +588,6 @@ def test_pairs_with_less_curvature_than_the_posterior_are_not_used():
         posterior = sample(model, sampler, draws=1000, tune=0, chains=2).posterior
         sds.append([posterior[name].values.std() for name in ("intercept", "alpha")])
     np.testing.assert_allclose(*sds, rtol=0.15)
-
-
-@pytest.mark.slow
-def test_float32():
-    with pytensor.config.change_flags(floatX="float32"):
-        model = logistic_model()
-        idata = sample(
-            model, HAMCMC(model=model, batch_size=200, gradient="cv", compile_kwargs=NUMPY)
-        )
-    assert idata.sample_stats["gradient"].dtype == np.float32
-    assert np.isfinite(idata.posterior["beta"]).all()
-    assert idata.sample_stats["pair_accepted"].mean() > 0.9
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("other", [pm.NUTS, pm.Metropolis])
-def test_compound_step(other):
-    model = two_variable_model()
-    with model:
-        steps = [
-            HAMCMC([model["slope"], model["intercept"]], batch_size=400, compile_kwargs=NUMPY),
-            other([model["sigma"]]),
-        ]
-        idata = sample(model, steps, draws=1500, tune=300)
-    check_two_variables(idata)
 
 
 def test_a_point_moved_by_others_is_followed(model, step):

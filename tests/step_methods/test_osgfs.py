@@ -702,35 +702,6 @@ def test_state_read_in_the_middle_resumes_there(problem, used):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start_method", ["fork", "spawn"])
-def test_processes_give_the_same_draws(problem, start_method):
-    step = make_step(problem, thin=3, update_every=30, window=7)
-    sequential = sample(step, 60, tune=10, chains=2)
-    two = sample(step, 60, tune=10, chains=2, cores=2, mp_ctx=start_method)
-    np.testing.assert_array_equal(two.posterior["beta"], sequential.posterior["beta"])
-    for name in ("converged", "convergence_statistic", "k"):
-        np.testing.assert_array_equal(two.sample_stats[name], sequential.sample_stats[name])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("gradient", ["plain", "cv"])
-def test_single_precision(gradient):
-    import pytensor
-
-    with pytensor.config.change_flags(floatX="float32"):
-        problem = LinearGaussian.simulate(300, 3, seed=12)
-        problem = replace(problem, X=problem.X.astype("float32"), y=problem.y.astype("float32"))
-        step = make_step(problem, batch_size=60, gradient=gradient, batching="replace")
-        assert step.posterior.dtype == "float32"
-        idata = sample(step, 2000, tune=100)
-    draws = idata.posterior["beta"].values[0].astype(float)
-    assert idata.posterior["beta"].dtype == np.float32
-    whitened = (draws - problem.mean) @ np.linalg.cholesky(problem.precision)
-    assert np.abs(whitened.mean(0)).max() < 0.2
-    np.testing.assert_allclose(np.cov(whitened.T), np.eye(3), atol=0.2)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("gradient", ["plain", "cv"])
 def test_beside_other_step_methods(gradient):
     """The paper's Gibbs: y ~ N(x'b, s) with s known to be moved by Metropolis, mean by OSGFS."""
@@ -752,20 +723,6 @@ def test_beside_other_step_methods(gradient):
     assert np.abs((draws.mean(0) - mean) / sds).max() < 0.2
     np.testing.assert_allclose(draws.std(0) / sds, 1, atol=0.12)
     assert idata.sample_stats["converged"].values[0, -1]
-
-
-@pytest.mark.slow
-def test_beside_nuts():
-    rng = np.random.default_rng(2)
-    x = rng.normal(size=200)
-    with pm.Model() as model:
-        slope = pm.Normal("slope", 0, 10)
-        sigma = pm.HalfNormal("sigma", 1)
-        pm.Normal("y", slope * x, sigma, observed=2 * x + rng.normal(size=200))
-        step = OSGFS([slope], batch_size=50, compile_kwargs=NUMBA)
-        other = pm.NUTS([sigma], compile_kwargs=NUMBA)
-    idata = sample([step, other], 200, tune=100, model=model)
-    assert float(idata.posterior["slope"].mean()) == pytest.approx(2, abs=0.2)
 
 
 def test_centre_for_gradients_only(problem, monkeypatch):

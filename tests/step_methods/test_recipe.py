@@ -25,11 +25,10 @@ from tests.support.exact_law import (
 from tests.support.generator import diffusion, drift, gauss_hermite, grid, largest_residual
 from tests.support.laws import RECIPE_FRICTION, RECIPE_SETTINGS, recipe_law
 from tests.support.linear_gaussian import LinearGaussian
-from tests.support.models import logistic_model, two_variable_model
+from tests.support.models import logistic_model
 from tests.support.sampling import QUICK
 
 NUMBA = {"mode": "NUMBA"}
-NUTS_SETTINGS = {pm.NUTS: {"compile_kwargs": {"mode": "CVM"}}}
 """C code takes less time to compile for NUTS."""
 QUIET = {"progressbar": False, "quiet": True, "compute_convergence_checks": False}
 
@@ -524,58 +523,6 @@ def test_a_whole_matrix_is_the_same_as_its_blocks():
         gradient = np.array([*step.posterior.gradient(z[:2]), *(-z[2:])])
         np.testing.assert_allclose(drift(step.block, z), (whole + curl) @ gradient, rtol=1e-10)
         np.testing.assert_allclose(diffusion(step.block, z), whole, rtol=1e-8, atol=1e-10)
-
-
-# --- Contract ---------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def model():
-    return logistic_model()
-
-
-@pytest.fixture(scope="module")
-def step(model):
-    return Recipe(
-        model=model, batch_size=50, gradient="cv", thin=3, compile_kwargs=NUMBA, **SGRHMC_SETTINGS
-    )
-
-
-@pytest.mark.slow
-def test_processes_give_the_same_draws(model, step):
-    expected = sample(model, step, chains=2)
-    for context in ("fork", "forkserver"):
-        draws = sample(model, step, chains=2, cores=2, mp_ctx=context)
-        np.testing.assert_array_equal(draws.posterior["beta"], expected.posterior["beta"])
-
-
-@pytest.mark.slow
-def test_state_in_the_middle_of_a_run(model, step):
-    step.setup_chain(np.random.default_rng(5), 0, 60)
-    point = model.initial_point()
-    for _ in range(17):
-        point, _ = step.step(point)
-    state, again = step.sampling_state, point
-    expected = [(point := step.step(point)[0])["beta"] for _ in range(20)]
-    step.setup_chain(np.random.default_rng(6), 0, 60)
-    step.sampling_state = state
-    resumed = [(again := step.step(again)[0])["beta"] for _ in range(20)]
-    np.testing.assert_array_equal(resumed, expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("other", [pm.NUTS, pm.Metropolis])
-def test_compound_step(other):
-    model = two_variable_model()
-    with model:
-        step = Recipe(
-            [model["slope"], model["intercept"]], batch_size=100, gradient="cv", thin=20,
-            compile_kwargs=NUMBA, **{**RECIPE_SETTINGS, "D": lambda theta, r: [[0, 0], [0, 60.0]]},
-        )  # fmt: skip
-        others = other([model["sigma"]], **NUTS_SETTINGS.get(other, {}))
-    idata = sample(model, [step, others], draws=300, tune=300, chains=2)
-    for name, value, tolerance in (("slope", 2.0, 0.1), ("sigma", 0.5, 0.08)):
-        assert abs(float(idata.posterior[name].mean()) - value) < tolerance
 
 
 @pytest.mark.slow

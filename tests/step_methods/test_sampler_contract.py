@@ -1,4 +1,4 @@
-"""The contract with PyMC for every sampler, by default and with every gradient estimator.
+"""The contract with PyMC for every sampler, and for every gradient estimator with one of them.
 
 `test_step_contract.py` has the rest, which does not depend on the sampler.
 """
@@ -6,47 +6,48 @@
 from __future__ import annotations
 
 import logging
+import pickle
+from functools import partial
 
 import numpy as np
 import pymc as pm
 import pytest
 
-from pymc_sgmcmc import chain
+from pymc_sgmcmc import MALA, SGHMC, SGLDCV, SGNHT, ULA, chain
 from tests.support.models import logistic_model, two_variable_model
-from tests.support.samplers import ESTIMATORS, SAMPLERS
-from tests.support.sampling import NUMBA, sample
+from tests.support.samplers import ESTIMATORS, SAMPLERS, Sampler
+from tests.support.sampling import NUMBA, QUICK, sample
 
-every_estimator = pytest.mark.parametrize(
-    "gradient",
-    [
-        # That of the most used step methods in the default run; SAGA has a test of its own.
-        pytest.param(name, marks=() if name == "cv" else pytest.mark.slow)
-        for name in ESTIMATORS
-    ],
-)
-VARIANTS = ("HAMCMC (between)", "SGHMC (Euler)", "HAMCMC", "SGRLD")
-"""These are left out of the default run, since they repeat others or have their own tests."""
+FULL = [Sampler("ULA", ULA), Sampler("MALA", MALA)]
+"""These evaluate all rows, and take no gradient estimator."""
+SPECIAL = [
+    Sampler("SGHMC (fresh momenta)", partial(SGHMC, resample_momentum=7)),
+    Sampler("SGNHT (diagonal)", partial(SGNHT, thermostat="diagonal")),
+]
+REPEATED = ("HAMCMC (between)", "SGHMC (Euler)", "SGRLD", "ULA", *(one.name for one in SPECIAL))
+"""These are left out of the default run, since they repeat others."""
 
-every_sampler = pytest.mark.parametrize(
-    "sampler",
-    [
-        pytest.param(one, id=one.name, marks=pytest.mark.slow if one.name in VARIANTS else ())
-        for one in SAMPLERS
-        if one.careful
-    ],
-    scope="module",
-)
-
-
-one_sampler = pytest.mark.parametrize(
-    "sampler",
-    [
-        pytest.param(one, id=one.name, marks=() if number == 0 else pytest.mark.slow)
-        for number, one in enumerate(sampler for sampler in SAMPLERS if sampler.careful)
-    ],
-    scope="module",
-)
-"""All parameters run, but only the first one in the default run."""
+USUAL = [sampler for sampler in SAMPLERS if sampler.careful]
+PAIRS = [
+    pytest.param(
+        sampler,
+        gradient,
+        id=f"{sampler.name}-{gradient}",
+        # Each sampler once, and each estimator once.
+        marks=pytest.mark.slow
+        if sampler.name in REPEATED or (gradient != "cv" and sampler is not USUAL[0])
+        else (),
+    )
+    for sampler in [*USUAL, *SPECIAL]
+    for gradient in ESTIMATORS
+]
+PAIRS.append(pytest.param(Sampler("SGLDCV", SGLDCV), "second_order", id="SGLDCV-second_order"))
+WHOLE = [
+    pytest.param(one, None, id=one.name, marks=pytest.mark.slow if one.name in REPEATED else ())
+    for one in FULL
+]
+every_pair = pytest.mark.parametrize(("sampler", "gradient"), [*PAIRS, *WHOLE])
+every_estimate = pytest.mark.parametrize(("sampler", "gradient"), PAIRS)
 
 
 @pytest.fixture(scope="module")
@@ -54,17 +55,24 @@ def model():
     return logistic_model()
 
 
+def make(sampler, gradient, **settings):
+    """A step method, with minibatches where it takes an estimator."""
+    if gradient is not None:
+        settings = {"gradient": gradient, "batch_size": 100} | settings
+    return sampler.step_class(**{"thin": 3, "compile_kwargs": QUICK} | settings)
+
+
 @pytest.fixture(scope="module")
 def steps(model):
-    """Step methods by sampler and gradient, each compiled once; `pm.sample` resets them."""
+    """Step methods, each made once; `pm.sample` resets them. Rows get new orders within runs."""
     made = {}
 
-    def get(sampler, gradient="cv"):
+    def get(sampler, gradient, anew=False):
         key = sampler.name, gradient
-        if key not in made:
-            made[key] = sampler.step_class(
-                model=model, gradient=gradient, batch_size=100, thin=3, compile_kwargs=NUMBA
-            )
+        if anew or key not in made:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(chain, "EPOCHS_BETWEEN_SHUFFLES", 2)
+                made[key] = make(sampler, gradient, model=model)
         return made[key]
 
     return get
@@ -77,11 +85,11 @@ def assert_same(actual, expected):
             np.testing.assert_array_equal(actual.sample_stats[name], expected.sample_stats[name])
 
 
-@every_sampler
+@every_pair
 @pytest.mark.filterwarnings("ignore::pymc_sgmcmc.BatchSizeWarning")
-def test_seeds_processes_and_runs(sampler, steps, model, monkeypatch):
+def test_seeds_processes_and_runs(sampler, gradient, steps, model, monkeypatch):
     """The same seed gives the same draws: again, in processes, in runs of other lengths."""
-    step = steps(sampler)
+    step = steps(sampler, gradient)
     expected = sample(model, step)
     beta = expected.posterior["beta"].to_numpy()
     assert np.isfinite(beta).all()
@@ -89,44 +97,48 @@ def test_seeds_processes_and_runs(sampler, steps, model, monkeypatch):
     assert not np.array_equal(sample(model, step, seed=4).posterior["beta"], beta)
     assert_same(sample(model, step), expected)
     assert_same(sample(model, step, cores=2, mp_ctx="fork"), expected)
-    monkeypatch.setattr(chain, "BLOCK_TRANSITIONS", 12)
-    assert_same(sample(model, step), expected)
+    for length in (12, 3):
+        monkeypatch.setattr(chain, "BLOCK_TRANSITIONS", length)
+        assert_same(sample(model, step), expected)
 
 
 @pytest.mark.slow
-@every_sampler
-def test_processes_that_do_not_fork(sampler, steps, model):
-    step = steps(sampler)
+@every_pair
+def test_processes_that_do_not_fork(sampler, gradient, steps, model):
+    step = steps(sampler, gradient)
     assert_same(sample(model, step, cores=2, mp_ctx="forkserver"), sample(model, step))
 
 
-@every_sampler
-@every_estimator
+@every_pair
 @pytest.mark.filterwarnings("ignore::pymc_sgmcmc.BatchSizeWarning")
 def test_state_in_the_middle_of_a_run(sampler, gradient, steps):
-    """A chain draws the same numbers again from a state."""
+    """A chain draws the same numbers again from a state: here, and in a step method made anew."""
     step = steps(sampler, gradient)
-    step.setup_chain(np.random.default_rng(5), 10, 30)
 
-    def walk(point, count):
+    def walk(point, count, step=step):
         positions = []
         for _ in range(count):
             point, (stats,) = step.step(point)
             positions.append((point["beta"], stats["gradient"]))
         return point, np.array(positions)
 
-    point, _ = walk({"beta": np.zeros(3)}, 17)
-    state = step.sampling_state
-    _, expected = walk(point, 20)
-    step.setup_chain(np.random.default_rng(6), 10, 30)
-    walk({"beta": np.ones(3)}, 4)
-    step.sampling_state = state
-    _, resumed = walk(point, 20)
-    np.testing.assert_array_equal(resumed, expected)
+    for used in (0, 1, 10, 17):  # The tuning ends at 10.
+        step.setup_chain(np.random.default_rng(5), 10, 30)
+        point, _ = walk({"beta": np.zeros(3)}, used)
+        state = pickle.dumps(step.sampling_state)
+        _, expected = walk(point, 20)
+        step.setup_chain(np.random.default_rng(6), 10, 30)
+        walk({"beta": np.ones(3)}, 4)
+        step.sampling_state = pickle.loads(state)
+        _, resumed = walk(point, 20)
+        np.testing.assert_array_equal(resumed, expected)
+    fresh = steps(sampler, gradient, anew=True)
+    fresh.setup_chain(np.random.default_rng(7), 10, 30)
+    fresh.sampling_state = pickle.loads(state)
+    np.testing.assert_array_equal(walk(point, 20, fresh)[1], expected)
 
 
-@every_sampler
-@every_estimator
+@every_estimate
 @pytest.mark.filterwarnings("ignore::pymc_sgmcmc.BatchSizeWarning")
 def test_recorded_gradient_is_an_estimate_at_the_recorded_position(sampler, gradient, steps):
     step = steps(sampler, gradient)
@@ -144,35 +156,29 @@ def test_recorded_gradient_is_an_estimate_at_the_recorded_position(sampler, grad
 
 
 @pytest.mark.slow
-@one_sampler
-def test_compound_step(sampler, caplog):
-    """Some variables by the sampler, the others by NUTS or slices, in any order."""
+@every_pair
+@pytest.mark.parametrize("other", [pm.Slice, pm.NUTS])
+def test_compound_step(sampler, gradient, other, caplog):
+    """Some variables by the sampler, the others by another one, in any order."""
     model = two_variable_model()
     with model:
-        step = sampler.step_class(
-            vars=[model["slope"], model["intercept"]],
-            batch_size=100,
-            gradient="cv",
-            thin=12,
-            compile_kwargs=NUMBA,
-        )
-        other = pm.Slice([model["sigma"]])
+        ours = [model["slope"], model["intercept"]]
+        step = make(sampler, gradient, vars=ours, thin=12, compile_kwargs=NUMBA)
+        others = other([model["sigma"]])
         with caplog.at_level(logging.ERROR, logger="pymc"):
-            idata = sample(model, [step, other], draws=400, tune=100)
+            idata = sample(model, [step, others], draws=400, tune=100)
     assert float(abs(idata.posterior["intercept"].mean() - 1.0)) < 0.1
     assert float(abs(idata.posterior["slope"].mean() - 2.0)) < 0.1
     assert float(abs(idata.posterior["sigma"].mean() - 0.5)) < 0.08
 
 
 @pytest.mark.slow
-@every_sampler
-def test_single_precision(sampler):
+@every_pair
+def test_single_precision(sampler, gradient):
     """Draws in float32 have the posterior's mean and about its standard deviation."""
     with pm.pytensorf.pytensor.config.change_flags(floatX="float32", warn_float64="ignore"):
         model = two_variable_model()
-        step = sampler.step_class(
-            model=model, batch_size=100, gradient="cv", thin=12, compile_kwargs=NUMBA
-        )
+        step = make(sampler, gradient, model=model, thin=12, compile_kwargs=NUMBA)
         idata = sample(model, step, draws=600, tune=100, chains=2)
     assert idata.sample_stats["gradient"].dtype == np.float32
     slope = idata.posterior["slope"].to_numpy()

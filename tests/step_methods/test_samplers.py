@@ -20,7 +20,7 @@ from tests.support.exact_law import (
     stationary_law,
 )
 from tests.support.laws import no_noise
-from tests.support.linear_gaussian import LinearGaussian
+from tests.support.linear_gaussian import LinearGaussian, gaussian_with_precision
 from tests.support.samplers import ESTIMATORS, SAMPLERS
 
 every_sampler = pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda sampler: sampler.name)
@@ -44,18 +44,6 @@ every_pair = pytest.mark.parametrize(
         for gradient in ESTIMATORS
     ],
 )
-
-
-def gaussian_with_precision(dimension: int, condition: float) -> LinearGaussian:
-    """A linear regression whose posterior has eigenvalues from 1 to `condition`."""
-    rng = np.random.default_rng(dimension)
-    rotation, _ = np.linalg.qr(rng.normal(size=(dimension, dimension)))
-    values = np.geomspace(1.0, condition, dimension) if dimension > 1 else np.array([condition])
-    prior_sd = 4.0
-    X = np.sqrt(values - prior_sd**-2)[:, None] * rotation.T
-    # Each row twice, at half the weight: with one dimension there would be a single row.
-    X = np.concatenate([X, X]) / np.sqrt(2)
-    return LinearGaussian(X, rng.normal(size=len(X)), prior_sd=prior_sd)
 
 
 # --- Exact laws -----------------------------------------------------------------------------

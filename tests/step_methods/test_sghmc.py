@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 
 import numpy as np
-import pymc as pm
 import pytest
 from scipy.linalg import expm, solve_discrete_lyapunov
 from scipy.special import digamma, polygamma
@@ -29,10 +28,7 @@ from tests.support.linear_gaussian import LinearGaussian, conditioned
 from tests.support.models import logistic_model
 from tests.support.sampling import (
     NUMBA,
-    check_compound,
     check_estimators,
-    check_float32,
-    check_processes_and_resumption,
 )
 
 # --- The exact laws, from the formulas ----------------------------------------------------
@@ -520,23 +516,6 @@ def test_velocities_begin_in_their_law(larger):
 @pytest.mark.parametrize("gradient", ["plain", "cv", "svrg", "saga"])
 def test_gradient_estimators(integrator, gradient):
     check_estimators(SGHMC, gradient, integrator=integrator)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("integrator", INTEGRATORS)
-def test_processes_and_resumption(integrator):
-    check_processes_and_resumption(SGHMC, integrator=integrator, resample_momentum=7)
-
-
-@pytest.mark.slow
-def test_float32():
-    check_float32(SGHMC)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("other", [pm.NUTS, pm.Metropolis])
-def test_compound_step(other):
-    check_compound(SGHMC, other)
 
 
 @pytest.mark.usefixtures("uncompiled")

@@ -20,10 +20,7 @@ from tests.support.linear_gaussian import LinearGaussian, conditioned
 from tests.support.models import logistic_model
 from tests.support.sampling import (
     NUMBA,
-    check_compound,
     check_estimators,
-    check_float32,
-    check_processes_and_resumption,
     z_score,
 )
 
@@ -309,23 +306,6 @@ def test_noise_that_differs_between_directions(thermostat):
 @pytest.mark.parametrize("gradient", ["plain", "cv", "svrg", "saga"])
 def test_gradient_estimators(thermostat, gradient):
     check_estimators(SGNHT, gradient, thermostat=thermostat)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("thermostat", THERMOSTATS)
-def test_processes_and_resumption(thermostat):
-    check_processes_and_resumption(SGNHT, thermostat=thermostat)
-
-
-@pytest.mark.slow
-def test_float32():
-    check_float32(SGNHT)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("other", [pm.NUTS, pm.Metropolis])
-def test_compound_step(other):
-    check_compound(SGNHT, other)
 
 
 @pytest.mark.slow

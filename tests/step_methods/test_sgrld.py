@@ -12,11 +12,10 @@ from pymc_sgmcmc.step_methods.recipe import Recipe
 from pymc_sgmcmc.step_methods.sgrld import SGRLD
 from tests.support.exact_law import run_one
 from tests.support.generator import diffusion, drift, grid, largest_residual
-from tests.support.models import logistic_data, logistic_model, two_variable_model
+from tests.support.models import logistic_data, logistic_model
 from tests.support.sampling import QUICK
 
 NUMBA = {"mode": "NUMBA"}
-NUTS_SETTINGS = {pm.NUTS: {"compile_kwargs": {"mode": "CVM"}}}
 """C code takes less time to compile for NUTS."""
 QUIET = {"progressbar": False, "quiet": True, "compute_convergence_checks": False}
 
@@ -342,43 +341,6 @@ def test_mean_and_variance_of_a_chain(model, step):
     ratio, error = squares.mean(0), squares.std(0, ddof=1) / np.sqrt(80)
     assert np.all(ratio - 4.5 * error < 1.08)
     assert np.all(ratio + 4.5 * error > 1.0)
-
-
-@pytest.mark.slow
-def test_processes_give_the_same_draws(model, step):
-    expected = sample(model, step, chains=2)
-    for context in ("fork", "forkserver"):
-        draws = sample(model, step, chains=2, cores=2, mp_ctx=context)
-        np.testing.assert_array_equal(draws.posterior["beta"], expected.posterior["beta"])
-
-
-@pytest.mark.slow
-def test_state_in_the_middle_of_a_run(model, step):
-    step.setup_chain(np.random.default_rng(5), 0, 60)
-    point = model.initial_point()
-    for _ in range(17):
-        point, _ = step.step(point)
-    state, again = step.sampling_state, point
-    expected = [(point := step.step(point)[0])["beta"] for _ in range(20)]
-    step.setup_chain(np.random.default_rng(6), 0, 60)
-    step.sampling_state = state
-    resumed = [(again := step.step(again)[0])["beta"] for _ in range(20)]
-    np.testing.assert_array_equal(resumed, expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("other", [pm.NUTS, pm.Metropolis])
-def test_compound_step(other):
-    model = two_variable_model()
-    with model:
-        step = SGRLD(
-            [model["slope"], model["intercept"]], batch_size=100, gradient="cv",
-            compile_kwargs=NUMBA,
-        )  # fmt: skip
-        others = other([model["sigma"]], **NUTS_SETTINGS.get(other, {}))
-    idata = sample(model, [step, others], draws=300, tune=300, chains=2)
-    for name, value, tolerance in (("slope", 2.0, 0.1), ("sigma", 0.5, 0.08)):
-        assert abs(float(idata.posterior[name].mean()) - value) < tolerance
 
 
 @pytest.mark.slow

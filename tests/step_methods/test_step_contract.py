@@ -1,4 +1,7 @@
-"""The contract with PyMC: seeds, state, statistics, processes, compound steps."""
+"""The contract with PyMC: state, statistics, backends, compound steps, starts and failures.
+
+`test_sampler_contract.py` has what every sampler repeats.
+"""
 
 from __future__ import annotations
 
@@ -46,28 +49,7 @@ def reference(model, step):
     return sample(model, step)
 
 
-# --- Seeds and processes ------------------------------------------------------------------
-
-
-def test_same_seed_same_draws(model, step, reference):
-    again = sample(model, step)
-    np.testing.assert_array_equal(again.posterior["beta"], reference.posterior["beta"])
-    other = sample(model, step, seed=4)
-    assert not np.array_equal(other.posterior["beta"], reference.posterior["beta"])
-
-
-def test_chains_differ(reference):
-    beta = reference.posterior["beta"].values
-    assert not np.array_equal(beta[0], beta[1])
-
-
-@pytest.mark.parametrize("start_method", ["fork", "spawn", "forkserver"])
-def test_processes_give_the_same_draws(model, step, reference, start_method):
-    parallel = sample(model, step, cores=2, mp_ctx=start_method)
-    np.testing.assert_array_equal(parallel.posterior["beta"], reference.posterior["beta"])
-    np.testing.assert_array_equal(
-        parallel.sample_stats["gradient"], reference.sample_stats["gradient"]
-    )
+# --- Backends -----------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("with_compiler")
@@ -100,15 +82,6 @@ def test_jax_refuses_to_run_in_a_fork(model):
 # --- Runs computed ahead ------------------------------------------------------------------
 
 
-def test_draws_do_not_depend_on_the_length_of_runs(model, step, reference, monkeypatch):
-    monkeypatch.setattr(chain, "BLOCK_TRANSITIONS", 12)
-    short = sample(model, step)
-    np.testing.assert_array_equal(short.posterior["beta"], reference.posterior["beta"])
-    np.testing.assert_array_equal(
-        short.sample_stats["gradient"], reference.sample_stats["gradient"]
-    )
-
-
 def test_runs_end_at_the_boundary_of_tuning(step, model, monkeypatch):
     lengths = []
     advance = step.chain.advance
@@ -120,27 +93,6 @@ def test_runs_end_at_the_boundary_of_tuning(step, model, monkeypatch):
     monkeypatch.setattr(step.chain, "advance", recorded)
     sample(model, step, draws=25, tune=10, chains=1)
     assert lengths == [10, 25]
-
-
-@pytest.mark.parametrize("used", [0, 1, 7, 10, 20])
-def test_state_read_in_the_middle_of_a_run_resumes_there(model, step, used):
-    def walk(stepper, point, count):
-        positions = []
-        for _ in range(count):
-            point, _ = stepper.step(point)
-            positions.append(point["beta"])
-        return point, positions
-
-    step.setup_chain(np.random.default_rng(5), 10, 30)
-    point, _ = walk(step, model.initial_point(), used)
-    state = step.sampling_state
-    _, expected = walk(step, point, 12)
-
-    fresh = make_step(model=model, thin=3)
-    fresh.setup_chain(np.random.default_rng(6), 10, 30)
-    fresh.sampling_state = state
-    _, resumed = walk(fresh, point, 12)
-    np.testing.assert_array_equal(resumed, expected)
 
 
 def test_state_is_small(step, model):

@@ -78,11 +78,11 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
         "replacement",
         "svrg",
     ),
-    "step_methods/test_sampler_contract.py::test_seeds_processes_and_runs": ("SGLD",),
     "step_methods/test_samplers.py::test_all_rows_are_the_full_gradient": (
         "SGLD-plain",
         "SGLD-cv",
         "SGLD-svrg",
+        "SGLD-saga",
     ),
     "step_methods/test_samplers.py::test_law_with_minibatches": (
         "shuffle-12-4-weak prior-SGLD-plain",
@@ -97,6 +97,7 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
     "step_methods/test_samplers.py::test_order_of_the_rows_does_not_matter": (
         "SGLD-plain",
         "SGLD-cv",
+        "SGLD-svrg",
         "SGLD-saga",
     ),
     "step_methods/test_sghmc.py::test_minibatches": ("cv-replace-baoab",),
@@ -182,7 +183,6 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
     "step_methods/test_samplers.py::test_law_with_an_exact_gradient": ("SGLD-5",),
     "step_methods/test_samplers.py::test_single_precision": ("SGHMC",),
     "test_gathering.py::test_draws_are_those_of_rows_in_memory": ("SGLDCV",),
-    "step_methods/test_step_contract.py::test_processes_give_the_same_draws": ("fork",),
     "step_methods/test_hamcmc.py::test_draws_do_not_depend_on_the_length_of_runs": ("4",),
     "marginal/test_fit.py::test_a_standard_deviation_of_zero_is_said": (
         "False-True",
@@ -320,3 +320,58 @@ def leave_out_the_others(items: Iterable[pytest.Item]) -> None:
         # Where few were collected they were asked for by their names.
         if missing and len(cases) > len(DEFAULT_CASES[test]):
             raise pytest.UsageError(f"{test} has no cases {sorted(missing)} (default_cases.py)")
+
+
+FAST = (
+    "adaptation/",
+    "datasets/",
+    "gradient_estimators/test_saga.py::test_recursion_on_stored_positions",
+    "gradient_estimators/test_svrg.py::test_closed_form_law",
+    "marginal/test_interpolation.py",
+    "marginal/test_inversion.py",
+    "marginal/test_structure.py",
+    "polishing/test_comparison.py",
+    "polishing/test_report.py",
+    "posterior/test_position.py",
+    "posterior/test_possible.py",
+    "sampling/test_encode.py",
+    "sampling/test_identity.py",
+    "sources/test_arrays.py",
+    "sources/test_group_index.py",
+    "sources/test_transform.py",
+    "step_methods/test_sampler_contract.py::test_recorded_gradient",
+    "step_methods/test_sampler_contract.py::test_state_in_the_middle",
+    "step_methods/test_signatures.py",
+    "step_methods/test_stationary_law.py",
+    "test_engine.py",
+    "test_imports.py",
+    "test_limits.py",
+    "test_low_rank.py",
+    "test_matrices.py",
+    "test_noise.py",
+    "test_record.py",
+    "test_references.py",
+    "test_release.py",
+    "test_spelling.py",
+    "test_stein.py",
+    "trace_tools/test_convergence.py",
+    "trace_tools/test_divergence.py",
+    "trace_tools/test_kernel_stein.py",
+    "trace_tools/test_predictive_density.py",
+    "trace_tools/test_reader.py",
+    "trace_tools/test_stated.py",
+    "trace_tools/test_summary.py",
+    "tuning/test_curvature.py",
+    "tuning/test_judge.py",
+    "tuning/test_jumps.py",
+    "tuning/test_symmetries.py",
+)
+"""Beginnings of the names of tests that `-m fast` runs: some of every room."""
+
+
+def mark_fast(items: Iterable[pytest.Item]) -> None:
+    """Mark the tests for a first look, among those that are not slow."""
+    for item in items:
+        name = item.nodeid.removeprefix("tests/")
+        if name.startswith(FAST) and not item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.fast)

@@ -190,3 +190,15 @@ def conditioned(dimension: int, condition: float = 100.0) -> LinearGaussian:
     curvatures = np.geomspace(condition, 1.0, dimension)
     X = U * np.sqrt(curvatures - 1 / 9) @ W.T
     return LinearGaussian(X, X @ rng.normal(size=dimension) + rng.normal(size=n_rows))
+
+
+def gaussian_with_precision(dimension: int, condition: float = 100.0) -> LinearGaussian:
+    """A linear regression whose posterior has eigenvalues from 1 to `condition`."""
+    rng = np.random.default_rng(dimension)
+    rotation, _ = np.linalg.qr(rng.normal(size=(dimension, dimension)))
+    values = np.geomspace(1.0, condition, dimension) if dimension > 1 else np.array([condition])
+    prior_sd = 4.0
+    X = np.sqrt(values - prior_sd**-2)[:, None] * rotation.T
+    # Each row twice, at half the weight: with one dimension there would be a single row.
+    X = np.concatenate([X, X]) / np.sqrt(2)
+    return LinearGaussian(X, rng.normal(size=len(X)), prior_sd=prior_sd)

@@ -8,8 +8,8 @@ gradients at the position and at the mode: (y - s(z)) x - (y - s(z0)) x = (s(z0)
 the logistic function and z0 the predictor at the mode. SGLD-CV therefore reads a stored s(z0)
 where SGLD reads y, and a transition of both is the same work.
 
-Which way to go through a window is fastest depends on its shape: three ways are compiled, and the
-fastest in a short trial is the contender.
+Which way to go through a window is faster depends on its shape: two ways are compiled, and the
+faster one in a short trial is the contender.
 """
 
 from __future__ import annotations
@@ -21,31 +21,26 @@ from typing import Any
 
 import numba
 import numpy as np
-from common.problem import Problem, full_gradient, sigmoid
-from common.program import say
-from common.timing import best, timed
+from common.clocks import in_turn
+from common.regression import PRIOR_SD, Problem, sigmoid
+from common.runner import say
 
-from transition_benchmark import Run, Settings, in_parts
-
-PACKAGES = ("numba", "numpy", "scipy")
-_TRIAL_SECONDS = 0.01
-_TRIALS = 5
+TRIAL_TRANSITIONS = 500
 
 
-def prepare(problem: Problem, settings: Settings) -> dict[str, Run]:
+def prepare(problem: Problem, batch: int, step_size: float) -> dict[str, Callable[[int, int], Any]]:
     """Compile the kernels for each method and take the fastest."""
     order = np.random.default_rng(0).permutation(problem.rows)
     # A window may begin at any row: the first rows are repeated after the last.
-    order = np.concatenate([order, order[: settings.batch - 1]])
+    order = np.concatenate([order, order[: batch - 1]])
     design = np.ascontiguousarray(problem.design[order])
     layouts = {
         "rows": (_gradient_by_rows, design),
         "matrix": (_gradient_by_matrix, design),
-        "columns": (_gradient_by_columns, np.ascontiguousarray(design.T)),
     }
     start = problem.start.astype(problem.dtype)
-    precision = problem.dtype.type(problem.prior_sd**-2)
-    at_mode = full_gradient(problem, problem.mode) + precision * problem.mode
+    precision = problem.dtype.type(PRIOR_SD**-2)
+    at_mode = problem.full_gradient(problem.mode) + precision * problem.mode
     # What a window's residuals are taken from, and what is added to each gradient.
     parts = {
         "sgld": (problem.response[order], np.zeros_like(start)),
@@ -58,18 +53,22 @@ def prepare(problem: Problem, settings: Settings) -> dict[str, Run]:
         window_gradient, data = layouts[layout]
         out = np.empty((transitions, problem.features), problem.dtype)
         _chain(
-            window_gradient, data, *parts[method], precision, settings.step_size, problem.rows,
-            settings.batch, np.random.default_rng(seed), start, out,
+            window_gradient, data, *parts[method], precision, step_size, problem.rows,
+            batch, np.random.default_rng(seed), start, out,
         )  # fmt: skip
         return out
 
-    runs: dict[str, Run] = {}
+    runs: dict[str, Callable[[int, int], Any]] = {}
     for method in parts:
-        trials = {layout: functools.partial(run, layout, method) for layout in layouts}
-        seconds = {layout: _trial_seconds(trial) for layout, trial in trials.items()}
-        fastest = min(seconds, key=seconds.__getitem__)
+        ways = {layout: functools.partial(run, layout, method) for layout in layouts}
+        trials = {
+            layout: functools.partial(way, transitions=TRIAL_TRANSITIONS)
+            for layout, way in ways.items()
+        }
+        seconds = in_turn(trials, 5, "wall")
+        fastest = min(seconds, key=lambda layout: seconds[layout][0])
         say(f"numba, {method}: the window is read by {fastest}")
-        runs[method] = functools.partial(trials[fastest], transitions=settings.transitions)
+        runs[method] = ways[fastest]
 
     # Second order: in coordinates in which the curvature is the unit matrix, so is the sum of what
     # is subtracted from the rows, prior included, and a transition takes no product of d² numbers.
@@ -83,23 +82,12 @@ def prepare(problem: Problem, settings: Settings) -> dict[str, Run]:
     def second_order(seed: int, transitions: int) -> np.ndarray:
         out = np.empty((transitions, problem.features), problem.dtype)
         _second_order_chain(
-            whitened, at_mode_of_rows, problem.rows, settings.batch, np.random.default_rng(seed),
+            whitened, at_mode_of_rows, problem.rows, batch, np.random.default_rng(seed),
             begin, out,
         )  # fmt: skip
         return problem.mode.astype(problem.dtype) + out @ root.T
 
-    runs["second-order"] = in_parts(second_order, settings.transitions)
-    return runs
-
-
-def _trial_seconds(trial: Callable[[int, int], np.ndarray]) -> float:
-    """Shortest time of one transition in a few short trials."""
-    trial(0, 1)  # compiles
-    transitions = 10
-    while timed(trial, 0, transitions)[1].wall < _TRIAL_SECONDS:
-        transitions *= 2
-    times = [timed(trial, seed, transitions)[1] for seed in range(_TRIALS)]
-    return best(times, "wall") / transitions
+    return {**runs, "second-order": second_order}
 
 
 # In all of these `one` and `zero` have the type of the data, since Numba takes a float32 and a
@@ -184,25 +172,6 @@ def _gradient_by_matrix(data, target, first, position, work, gradient):
     np.dot(window, position, work)
     _replace_by_residuals(work, target[first : first + work.size])
     np.dot(work, window, gradient)
-
-
-@_compiled
-def _gradient_by_columns(data, target, first, position, work, gradient):
-    """Two passes over the window of a transposed copy, column by column."""
-    zero = position.dtype.type(0)
-    work[:] = zero
-    for j in range(position.size):
-        column = data[j][first : first + work.size]
-        coefficient = position[j]
-        for i in range(work.size):
-            work[i] += column[i] * coefficient
-    _replace_by_residuals(work, target[first : first + work.size])
-    for j in range(position.size):
-        column = data[j][first : first + work.size]
-        total = zero
-        for i in range(work.size):
-            total += column[i] * work[i]
-        gradient[j] = total
 
 
 @_compiled

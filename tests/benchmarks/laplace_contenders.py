@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pymc as pm
 import scipy.optimize
-from common.timing import process_clocks
+from common.clocks import process_clocks
+from common.skewed import INTEGRATED, build
 from scipy import stats
-
-from laplace_benchmark.models import INTEGRATED, build
 
 DRAWS = 4000
 QUANTILES = (0.05, 0.95)

@@ -14,21 +14,20 @@ import tempfile
 from collections.abc import Sequence
 from importlib import metadata
 
-from common.child import REPOSITORY
-from common.program import say
+from common.runner import REPOSITORY, STORAGE, say
 
-STORAGE = REPOSITORY / ".benchmarks"
-"""Folder of the environments of peers, which git ignores."""
-SGMCMCJAX = ("sgmcmcjax==0.2.13", "jax==0.4.30", "jaxlib==0.4.30", "numpy<2", "scipy<1.13")
-OTHERS = ("blackjax", "numpyro", "nutpie")
-EXTRAS = ("pymc_extras>=0.15", "pyarrow")
-"""It needs an older PyMC than this package."""
-PYTHON_VARIABLE = "PYMC_SGMCMC_PEER_PYTHON"
-OF_THE_PACKAGE = ("ours", "sample", "corrected", "euler", "euler_fine", "advi")
+REQUIREMENTS = {
+    "sgmcmcjax": ("sgmcmcjax==0.2.13", "jax==0.4.30", "jaxlib==0.4.30", "numpy<2", "scipy<1.13"),
+    "extras": ("pymc_extras>=0.15", "pyarrow"),  # It needs an older PyMC than this package.
+    "package": (str(REPOSITORY),),
+    "nutpie": ("nutpie",),
+    "others": ("nutpie", "blackjax", "numpyro"),
+}
+"""What is installed for peers, by environment; "nutpie" lies in that of the others."""
+OF_THE_PACKAGE = ("ours", "sample", "corrected", "euler", "euler_fine", "advi", "ours_long", "psis")
 """Contenders in an environment with the package and what it needs. Where JAX and Dask are installed
 too, ArviZ and xarray import them."""
-OF_THIS_ENVIRONMENT = ("numba",)
-"""Contenders in the environment that runs the benchmark."""
+PYTHON_VARIABLE = "PYMC_SGMCMC_PEER_PYTHON"
 
 
 def python_of(contender: str) -> str:
@@ -39,37 +38,37 @@ def python_of(contender: str) -> str:
     RuntimeError
         No fitting Python was found, or the packages could not be installed.
     """
-    if contender in OF_THIS_ENVIRONMENT:
+    if contender == "numba":
         return sys.executable
+    kind = {"pymc_extras": "extras"}.get(contender, contender)
     if contender in OF_THE_PACKAGE:
-        return _environment("package", (str(REPOSITORY),))
-    if contender == "sgmcmcjax":
-        return _environment("sgmcmcjax", SGMCMCJAX)
-    if contender == "pymc_extras":
-        return _environment("extras", EXTRAS)
-    return _environment("others", (f"pymc=={metadata.version('pymc')}", *OTHERS))
-
-
-def python_path(contender: str) -> str:
-    """``PYTHONPATH`` of a contender: a peer's interpreter is kept off what this environment has."""
-    if contender not in OF_THIS_ENVIRONMENT + OF_THE_PACKAGE:
-        return ""
-    return os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
-
-
-def _environment(name: str, requirements: Sequence[str]) -> str:
-    """Make the environment, unless it is there with the same packages."""
-    folder = STORAGE / name
+        kind = "package"
+    kind = kind if kind in REQUIREMENTS else "others"
+    requirements: Sequence[str] = REQUIREMENTS[kind]
+    folder = STORAGE / ("others" if kind == "nutpie" else kind)
+    if folder.name == "others":
+        requirements = (f"pymc=={metadata.version('pymc')}", *requirements)
     python = str(folder / "bin" / "python")
-    complete = folder / "complete"
-    # Written last: an installation that was broken off, or has other packages, is begun anew.
-    if not complete.exists() or complete.read_text() != str(requirements):
-        base = _old_python() if name == "sgmcmcjax" else sys.executable
+    names = [part.partition("=")[0].partition("<")[0].partition(">")[0] for part in requirements]
+    names = ["pymc_sgmcmc" if kind == "package" else name for name in names]
+    probe = f"from importlib.metadata import version\nfor name in {names!r}: version(name)"
+    if not (folder / "bin" / "python").exists():
+        base = _old_python() if kind == "sgmcmcjax" else sys.executable
         say(f"creating the environment {folder} with {base} ...")
-        _run(base, "-m", "venv", "--clear", str(folder))
+        _run(base, "-m", "venv", str(folder))
+    try:
+        _run(python, "-c", probe)
+    except RuntimeError:
         _run(python, "-m", "pip", "install", "--quiet", *requirements)
-        complete.write_text(str(requirements))
     return python
+
+
+def python_path(contender: str) -> dict[str, str]:
+    """``PYTHONPATH`` of a contender: a peer's interpreter is kept off what this environment has."""
+    paths = [str(REPOSITORY / "tests" / "benchmarks")]
+    if contender in ("numba", *OF_THE_PACKAGE):
+        paths += filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")])
+    return {"PYTHONPATH": os.pathsep.join(paths)}
 
 
 def _old_python() -> str:
