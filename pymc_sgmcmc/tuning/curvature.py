@@ -10,16 +10,15 @@ import numpy as np
 from scipy import linalg, sparse
 from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
+from pymc_sgmcmc.elimination import SCATTERED, elimination_order
 from pymc_sgmcmc.errors import CenterWarning, ModelError
 from pymc_sgmcmc.matrices import (
-    SCATTERED,
     Dense,
     Diagonal,
     Implicit,
     LowRank,
     Matrix,
     Sparse,
-    elements_of_factor,
     extreme_eigenvalues,
     factored,
 )
@@ -483,11 +482,12 @@ def curvature_of_matrices(matrices: Sequence[sparse.csr_array]) -> Curvature:
     if not np.all(values > error):
         return few
     # A draw takes as many transitions as curvatures relative to the preconditioner differ.
-    fixed, of_factor = SCATTERED * mean.nnz, 2 * SCATTERED * elements_of_factor(mean)
+    order = elimination_order(mean)
+    fixed, of_factor = SCATTERED * mean.nnz, 2 * SCATTERED * order.elements
     if fixed + of_factor > (few.remainder / few.least) * (fixed + few.covariance.cost):
         return few
     try:
-        precision = factored(mean)
+        precision = factored(mean, order)
     except linalg.LinAlgError:
         return few
     return Curvature(precision, precision.inverse, precision.inverse.root)
