@@ -102,16 +102,9 @@ def elimination_order(
 def _stage(pattern: sparse.csr_array, columns: np.ndarray, stays: np.ndarray) -> np.ndarray:
     """Coordinates without elements between them that are eliminated next.
 
-    There are none where the elimination of these takes longer than that of as many in a full
-    matrix.
+    There are none where the rest is nearly full, so that products of dense matrices are faster.
     """
     degrees, d = np.diff(pattern.indptr), pattern.shape[0]
-
-    def worthwhile(eliminated: np.ndarray) -> np.ndarray:
-        count, squares = int(eliminated.sum()), np.square(degrees[eliminated], dtype=float).sum()
-        is_so = 3 * SCATTERED * squares < float(d) ** 3 - float(d - count) ** 3
-        return eliminated & is_so
-
     chosen = np.zeros(d, dtype=bool)
     mean = degrees.mean() if d else 0.0
     labels, numbers = np.unique(columns, return_inverse=True)
@@ -121,7 +114,12 @@ def _stage(pattern: sparse.csr_array, columns: np.ndarray, stays: np.ndarray) ->
         if labels[label] < 0 or means[label] > mean or (column & stays).any():
             continue
         if pattern[column][:, column].nnz == column.sum():
-            return worthwhile(column)
+            is_dense = 3 * SCATTERED * np.square(degrees[column], dtype=float).sum() > (
+                float(d) ** 3 - float(d - column.sum()) ** 3
+            )
+            return column & ~is_dense
+    if SCATTERED * pattern.nnz >= d**2:
+        return chosen
     # Otherwise those with the fewest neighbours, none of which are taken.
     key = np.empty(d)
     key[np.argsort(degrees, kind="stable")] = np.arange(d)
@@ -133,7 +131,7 @@ def _stage(pattern: sparse.csr_array, columns: np.ndarray, stays: np.ndarray) ->
         least = may & (key < np.minimum.reduceat(keys, pattern.indptr[:-1]))
         chosen |= least
         may &= ~(least | (pattern @ least > 0))
-    return worthwhile(chosen)
+    return chosen
 
 
 def _ones(matrix: sparse.csr_array) -> sparse.csr_array:
@@ -241,12 +239,15 @@ class Elimination:
                 same = np.flatnonzero(lengths == length)
                 for part in np.array_split(same, 1 + len(same) * length**2 // ELEMENTS):
                     places = ratio.indptr[part][:, None] + np.arange(length)
-                    near = stop + ratio.indices[places]
-                    shape = (len(part), length, length)
-                    low = np.minimum(near[:, :, None], near[:, None, :]).ravel()
-                    high = np.maximum(near[:, :, None], near[:, None, :]).ravel()
-                    square = elements(low, high).reshape(shape)
-                    products[places] = np.einsum("gij,gj->gi", square, ratio.data[places])
+                    near = ratio.indices[places]
+                    first, second = np.broadcast_arrays(near[:, :, None], near[:, None, :])
+                    if stop == end:
+                        square = of_left[first, second]
+                    else:
+                        low = stop + np.minimum(first, second).ravel()
+                        high = stop + np.maximum(first, second).ravel()
+                        square = elements(low, high).reshape(first.shape)
+                    products[places] = (square @ ratio.data[places][:, :, None])[:, :, 0]
             across = sparse.csr_array((-products, ratio.indices, ratio.indptr), ratio.shape)
             own = np.repeat(np.arange(len(pivots)), lengths)
             diagonal = 1 / pivots + np.bincount(own, products * ratio.data, minlength=len(pivots))

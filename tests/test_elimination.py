@@ -47,7 +47,7 @@ def test_all_is_that_of_the_dense_matrix(rng, kind):
         matrix = sparse.csr_array(np.eye(30) + (kind == "dense"))
     order, dense = elimination_order(matrix, columns, last), matrix.toarray()
     assert sorted(order.places) == list(range(len(dense)))
-    assert order.left <= {"crossed": 17, "chains": 40, "dense": 30, "diagonal": 0}.get(kind, 80)
+    assert order.left <= {"crossed": 17, "chains": 40, "dense": 30, "diagonal": 6}.get(kind, 80)
     factors, inverse = Elimination(matrix, order), np.linalg.inv(dense)
     np.testing.assert_allclose(factors.log_determinant(), np.linalg.slogdet(dense)[1])
     vector = rng.normal(size=len(dense))
@@ -58,7 +58,9 @@ def test_all_is_that_of_the_dense_matrix(rng, kind):
     root, inverse_root = factors.root.toarray(), factors.inverse_root
     np.testing.assert_allclose(root @ root.T, dense, atol=1e-9)
     np.testing.assert_allclose(inverse_root @ root, np.eye(len(dense)), atol=1e-9)
-    assert inverse_root.nnz <= order.elements <= max(1.5 * inverse_root.nnz, 21)
+    assert inverse_root.nnz <= order.elements
+    if kind != "unlabelled":  # whose rest is taken as full
+        assert order.elements <= 1.5 * inverse_root.nnz
 
 
 def test_coordinates_at_the_end(rng):
