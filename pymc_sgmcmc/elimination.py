@@ -102,7 +102,7 @@ def elimination_order(
 def _stage(pattern: sparse.csr_array, columns: np.ndarray, stays: np.ndarray) -> np.ndarray:
     """Coordinates without elements between them that are eliminated next.
 
-    There are none where the rest is nearly full, so that products of dense matrices are faster.
+    There are none where half of the rest is full, so that products of dense matrices are faster.
     """
     degrees, d = np.diff(pattern.indptr), pattern.shape[0]
     chosen = np.zeros(d, dtype=bool)
@@ -118,7 +118,7 @@ def _stage(pattern: sparse.csr_array, columns: np.ndarray, stays: np.ndarray) ->
                 float(d) ** 3 - float(d - column.sum()) ** 3
             )
             return column & ~is_dense
-    if SCATTERED * pattern.nnz >= d**2:
+    if 2 * pattern.nnz >= d**2:
         return chosen
     # Otherwise those with the fewest neighbours, none of which are taken.
     key = np.empty(d)
