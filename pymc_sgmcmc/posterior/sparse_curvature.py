@@ -136,11 +136,13 @@ class SparseCurvature:
             Where the prior joins effects of different levels.
         """
         seen, jacobian = self._posterior.position_of_rows(position), self._jacobian(position)
-        here = table, totals = self._gradients_at(seen, 0.0, 0.0)
+        gradient, here = np.zeros(len(seen)), None
+        if jacobian is not None or not central:
+            here = table, totals = self._gradients_at(seen, 0.0, 0.0)
+            gradient = np.bincount(self._places.ravel(), table.ravel(), minlength=len(seen))
+            gradient[self._whole] += totals
         derivative = self._derivatives(seen, None if central else here)
         of_rows = self._of_rows(derivative, _moved(scale, jacobian), border)
-        gradient = np.bincount(self._places.ravel(), table.ravel(), minlength=len(seen))
-        gradient[self._whole] += totals
         of_prior = self._of_prior(position, scale, gradient)
         if of_prior is None:
             raise ModelError("The prior joins effects of different levels.")
