@@ -213,8 +213,9 @@ class Elimination:
         """
         kept = len(self._root) - without
         of_left = np.zeros_like(self._root)
-        lower, _ = linalg.lapack.dpotri(self._root[:kept, :kept], lower=1)
-        of_left[:kept, :kept] = lower + np.tril(lower, -1).T
+        if kept:
+            lower, _ = linalg.lapack.dpotri(self._root[:kept, :kept], lower=1)
+            of_left[:kept, :kept] = lower + np.tril(lower, -1).T
         end, number = self.order.stops[-1], np.argsort(self.order.places)
         known: list[tuple[int, int, np.ndarray, sparse.csr_array]] = []
 
