@@ -73,15 +73,18 @@ def elimination_order(
     columns = np.full(d, -1) if columns is None else columns
     stays = np.zeros(d, dtype=bool) if last is None else last
     left, pattern = np.arange(d), _ones(matrix + sparse.eye_array(d))
-    order, lengths, parents = [], [], []
+    order, lengths, parents, is_sparse = [], [], [], True
     while True:
-        eliminated = _stage(pattern, columns[left], stays[left])
+        eliminated, is_column = _stage(pattern, columns[left], stays[left])
         if not eliminated.any():
             break
+        # Products of dense matrices are faster from here on, but have the zeros of this order.
+        is_sparse &= is_column or SCATTERED * pattern.nnz < len(left) ** 2
         across = pattern[eliminated][:, ~eliminated].tocsr()
         parents.append((left[eliminated], left[~eliminated], across))
         order.append(left[eliminated])
-        lengths.append(len(order[-1]))
+        if is_sparse:
+            lengths.append(len(order[-1]))
         pattern = _ones(pattern[~eliminated][:, ~eliminated] + across.T @ across)
         left = left[~eliminated]
     left = np.concatenate([left[~stays[left]], left[stays[left]]])
@@ -99,10 +102,16 @@ def elimination_order(
     return Order(places, stops, int((depths + 1).sum()))
 
 
-def _stage(pattern: sparse.csr_array, columns: np.ndarray, stays: np.ndarray) -> np.ndarray:
-    """Coordinates without elements between them that are eliminated next.
+def _stage(
+    pattern: sparse.csr_array, columns: np.ndarray, stays: np.ndarray
+) -> tuple[np.ndarray, bool]:
+    """Coordinates without elements between them that are eliminated next, if any is worthwhile.
 
-    There are none where half of the rest is full, so that products of dense matrices are faster.
+    Returns
+    -------
+    eliminated : numpy.ndarray of bool
+    is_column : bool
+        Whether they are one of the columns.
     """
     degrees, d = np.diff(pattern.indptr), pattern.shape[0]
     chosen = np.zeros(d, dtype=bool)
@@ -117,9 +126,9 @@ def _stage(pattern: sparse.csr_array, columns: np.ndarray, stays: np.ndarray) ->
             is_dense = 3 * SCATTERED * np.square(degrees[column], dtype=float).sum() > (
                 float(d) ** 3 - float(d - column.sum()) ** 3
             )
-            return column & ~is_dense
+            return column & ~is_dense, True
     if 2 * pattern.nnz >= d**2:
-        return chosen
+        return chosen, False
     # Otherwise those with the fewest neighbours, none of which are taken.
     key = np.empty(d)
     key[np.argsort(degrees, kind="stable")] = np.arange(d)
@@ -131,7 +140,7 @@ def _stage(pattern: sparse.csr_array, columns: np.ndarray, stays: np.ndarray) ->
         least = may & (key < np.minimum.reduceat(keys, pattern.indptr[:-1]))
         chosen |= least
         may &= ~(least | (pattern @ least > 0))
-    return chosen
+    return chosen, False
 
 
 def _ones(matrix: sparse.csr_array) -> sparse.csr_array:
