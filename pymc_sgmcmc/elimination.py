@@ -249,14 +249,16 @@ class Elimination:
                 same = np.flatnonzero(lengths == length)
                 for part in np.array_split(same, 1 + len(same) * length**2 // ELEMENTS):
                     places = ratio.indptr[part][:, None] + np.arange(length)
-                    near = ratio.indices[places]
-                    first, second = np.broadcast_arrays(near[:, :, None], near[:, None, :])
+                    near = ratio.indices[places].astype(int)
+                    first, second = near[:, :, None], near[:, None, :]
                     if stop == end:
-                        square = of_left[first, second]
+                        square = of_left.take(len(of_left) * first + second)
                     else:
-                        low = stop + np.minimum(first, second).ravel()
-                        high = stop + np.maximum(first, second).ravel()
-                        square = elements(low, high).reshape(first.shape)
+                        low, high = (
+                            stop + np.minimum(first, second),
+                            stop + np.maximum(first, second),
+                        )
+                        square = elements(low.ravel(), high.ravel()).reshape(low.shape)
                     products[places] = (square @ ratio.data[places][:, :, None])[:, :, 0]
             across = sparse.csr_array((-products, ratio.indices, ratio.indptr), ratio.shape)
             own = np.repeat(np.arange(len(pivots)), lengths)
