@@ -102,6 +102,7 @@ class Factors(Globals):
         self._curvature = SparseCurvature(posterior, graph, untransformed)
         self._start = self._last = posterior.initial_position
         self._scale, self._restricted = np.ones(layout.dimension), False
+        self._known: tuple[np.ndarray, tuple[float, np.ndarray]] | None = None
         try:
             inner = self._quadratic(untransformed)
         except ModelError:
@@ -133,7 +134,7 @@ class Factors(Globals):
     def restricted(self) -> Factors:
         """The restricted likelihood, with the fixed effects integrated out too."""
         found = copy(self)
-        found._restricted = True
+        found._restricted, found._known = True, None
         return found
 
     def __call__(self, rest: np.ndarray) -> tuple[float, np.ndarray]:
@@ -141,6 +142,12 @@ class Factors(Globals):
 
         The position is that of the coordinates that are not fixed effects.
         """
+        # A search asks for where it begins and ends several times.
+        if self._known is None or not np.array_equal(rest, self._known[0]):
+            self._known = rest.copy(), self._value_and_gradient(rest)
+        return self._known[1]
+
+    def _value_and_gradient(self, rest: np.ndarray) -> tuple[float, np.ndarray]:
         with np.errstate(all="ignore"):
             mode = self._mode(rest)
             if mode is None:
