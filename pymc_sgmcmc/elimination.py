@@ -40,13 +40,10 @@ class Order:
     stops : tuple of int
         Each stage eliminates the coordinates between two of these, from 0 on. Those after the last
         are left, as a dense matrix.
-    elements : int
-        Elements of the inverse factor.
     """
 
     places: np.ndarray
     stops: tuple[int, ...]
-    elements: int
 
     @property
     def left(self) -> int:
@@ -73,7 +70,7 @@ def elimination_order(
     columns = np.full(d, -1) if columns is None else columns
     stays = np.zeros(d, dtype=bool) if last is None else last
     left, pattern = np.arange(d), _ones(matrix + sparse.eye_array(d))
-    order, lengths, parents, is_sparse = [], [], [], True
+    order, lengths, is_sparse = [], [], True
     while True:
         eliminated, is_column = _stage(pattern, columns[left], stays[left])
         if not eliminated.any():
@@ -81,25 +78,37 @@ def elimination_order(
         # Products of dense matrices are faster from here on, but have the zeros of this order.
         is_sparse &= is_column or SCATTERED * pattern.nnz < len(left) ** 2
         across = pattern[eliminated][:, ~eliminated].tocsr()
-        parents.append((left[eliminated], left[~eliminated], across))
         order.append(left[eliminated])
         if is_sparse:
             lengths.append(len(order[-1]))
         pattern = _ones(pattern[~eliminated][:, ~eliminated] + across.T @ across)
         left = left[~eliminated]
     left = np.concatenate([left[~stays[left]], left[stays[left]]])
-    places = np.concatenate([*order, left])
-    number, depths = np.argsort(places), np.zeros(d, dtype=int)
-    depths[len(places) - len(left) :] = np.arange(len(left))[::-1]
-    # Column j of the inverse factor has elements where the elimination of j, of the first
-    # coordinate that depends on it, and so on leads (Liu, 1990).
-    for own, others, across in reversed(parents):
-        some = np.diff(across.indptr) > 0
-        numbers = number[others][across.indices]
-        first = np.minimum.reduceat(numbers, across.indptr[:-1][some]) if some.any() else numbers
-        depths[number[own[some]]] = 1 + depths[first]
     stops = tuple(int(stop) for stop in np.cumsum([0, *lengths]))
-    return Order(places, stops, int((depths + 1).sum()))
+    return Order(np.concatenate([*order, left]), stops)
+
+
+def elements_of_factor(matrix: sparse.csr_array) -> int:
+    """Elements of the inverse factor where coordinates with few neighbours are eliminated first.
+
+    Column j of it has elements where the elimination of j, of the first coordinate that depends on
+    it, and so on leads. The tree is that of Liu (1990), which takes no elimination.
+    """
+    order = np.argsort(np.diff(matrix.indptr), kind="stable")
+    lower = sparse.tril(matrix[order][:, order], -1).tocsr()
+    starts, places = lower.indptr.tolist(), lower.indices.tolist()
+    parents, ancestors = [-1] * len(order), [-1] * len(order)
+    for later in range(len(order)):
+        for place in places[starts[later] : starts[later + 1]]:
+            while ancestors[place] not in (-1, later):
+                ancestors[place], place = later, ancestors[place]
+            if ancestors[place] == -1:
+                ancestors[place] = parents[place] = later
+    depths = [1] * (len(order) + 1)
+    for place in range(len(order) - 1, -1, -1):
+        if parents[place] >= 0:
+            depths[place] = depths[parents[place]] + 1
+    return sum(depths[: len(order)])
 
 
 def _stage(

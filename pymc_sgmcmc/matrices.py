@@ -14,7 +14,7 @@ from pytensor.graph.basic import Variable
 from scipy import linalg, sparse
 from scipy.sparse.linalg import LinearOperator, eigsh
 
-from pymc_sgmcmc.elimination import SCATTERED, Elimination, Order
+from pymc_sgmcmc.elimination import SCATTERED, Elimination
 
 SINGULAR = 1e-11
 """A correlation matrix counts as singular where its smallest eigenvalue is at most this number.
@@ -426,7 +426,7 @@ class Factored(_Parts):
         return Dense(self.dense()).congruence(root)
 
 
-def factored(matrix: sparse.csr_array, order: Order | None = None) -> Factored:
+def factored(matrix: sparse.csr_array) -> Factored:
     """A sparse positive definite matrix by its factors, which may have many more elements.
 
     Column j of the inverse of the factor has elements where the elimination of j, of the first
@@ -437,7 +437,7 @@ def factored(matrix: sparse.csr_array, order: Order | None = None) -> Factored:
     scipy.linalg.LinAlgError
         Where it is not positive definite.
     """
-    factors = Elimination(matrix, order)
+    factors = Elimination(matrix)
     return Factored(Sparse.of(factors.root), Sparse.of(factors.inverse_root))
 
 

@@ -13,7 +13,7 @@ import pytensor.tensor as pt
 import pytest
 from scipy import linalg, sparse
 
-from pymc_sgmcmc.elimination import elimination_order
+from pymc_sgmcmc.elimination import elements_of_factor
 from pymc_sgmcmc.matrices import (
     SINGULAR,
     Dense,
@@ -113,7 +113,7 @@ def test_sparse_factors(rng):
     matrix = sparse.csr_array(dense)
     found = factored(matrix)
     assert found.root.values.size == found.inverse_root.values.size == (matrix.nnz + 67) / 2
-    assert elimination_order(matrix).elements == found.inverse_root.values.size
+    assert elements_of_factor(matrix) == found.inverse_root.values.size
     np.testing.assert_allclose(found.dense(), dense, atol=1e-12)
     np.testing.assert_allclose(found.inverse.dense(), np.linalg.inv(dense), atol=1e-10)
     with pytest.raises(linalg.LinAlgError, match="pivot"):

@@ -10,7 +10,7 @@ import numpy as np
 from scipy import linalg, sparse
 from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
-from pymc_sgmcmc.elimination import SCATTERED, elimination_order
+from pymc_sgmcmc.elimination import SCATTERED, elements_of_factor
 from pymc_sgmcmc.errors import CenterWarning, ModelError
 from pymc_sgmcmc.matrices import (
     Dense,
@@ -482,12 +482,11 @@ def curvature_of_matrices(matrices: Sequence[sparse.csr_array]) -> Curvature:
     if not np.all(values > error):
         return few
     # A draw takes as many transitions as curvatures relative to the preconditioner differ.
-    order = elimination_order(mean)
-    fixed, of_factor = SCATTERED * mean.nnz, 2 * SCATTERED * order.elements
+    fixed, of_factor = SCATTERED * mean.nnz, 2 * SCATTERED * elements_of_factor(mean)
     if fixed + of_factor > (few.remainder / few.least) * (fixed + few.covariance.cost):
         return few
     try:
-        precision = factored(mean, order)
+        precision = factored(mean)
     except linalg.LinAlgError:
         return few
     return Curvature(precision, precision.inverse, precision.inverse.root)
