@@ -166,8 +166,8 @@ def fit_marginal(
     likelihood from all draws, with its Monte-Carlo error in the result too.
 
     Effects of several factors are integrated out together by Laplace's method, with a sparse matrix
-    of their second derivatives. It is exact for linear mixed models; "aghq" and "mcem" are for
-    independent groups only.
+    of their second derivatives. It is exact for linear mixed models, whose fixed effects follow
+    from the other parameters; "aghq" and "mcem" are for independent groups only.
 
     With 5000 groups and more the search of other methods begins on a random sample of them, with a
     fixed seed. It ends on all groups, with their standard errors.
