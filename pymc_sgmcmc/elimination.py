@@ -64,26 +64,22 @@ def elimination_order(
         Numbers of sets of coordinates that may be eliminated together, as the levels of a factor,
         and -1 for other coordinates.
     last : numpy.ndarray of bool, shape (d,), optional
-        Coordinates that are left to the end.
+        Coordinates that are left to the end, in their order.
     """
     d = matrix.shape[0]
     columns = np.full(d, -1) if columns is None else columns
     stays = np.zeros(d, dtype=bool) if last is None else last
     left, pattern = np.arange(d), _ones(matrix + sparse.eye_array(d))
-    order, lengths, is_sparse = [], [], True
-    while True:
-        eliminated, is_column = _stage(pattern, columns[left], stays[left])
-        if not eliminated.any():
-            break
-        # Products of dense matrices are faster from here on, but have the zeros of this order.
-        is_sparse &= is_column or SCATTERED * pattern.nnz < len(left) ** 2
+    order, lengths = [], []
+    while (eliminated := _stage(pattern, columns[left], stays[left])).any():
         across = pattern[eliminated][:, ~eliminated].tocsr()
         order.append(left[eliminated])
-        if is_sparse:
-            lengths.append(len(order[-1]))
+        lengths.append(len(order[-1]))
         pattern = _ones(pattern[~eliminated][:, ~eliminated] + across.T @ across)
         left = left[~eliminated]
-    left = np.concatenate([left[~stays[left]], left[stays[left]]])
+    # Its factor has the fewest elements where those with few neighbours come first.
+    neighbours = np.where(stays[left], pattern.shape[0], np.diff(pattern.indptr))
+    left = left[np.lexsort([neighbours, stays[left]])]
     stops = tuple(int(stop) for stop in np.cumsum([0, *lengths]))
     return Order(np.concatenate([*order, left]), stops)
 
@@ -111,16 +107,10 @@ def elements_of_factor(matrix: sparse.csr_array) -> int:
     return sum(depths[: len(order)])
 
 
-def _stage(
-    pattern: sparse.csr_array, columns: np.ndarray, stays: np.ndarray
-) -> tuple[np.ndarray, bool]:
-    """Coordinates without elements between them that are eliminated next, if any is worthwhile.
+def _stage(pattern: sparse.csr_array, columns: np.ndarray, stays: np.ndarray) -> np.ndarray:
+    """Coordinates without elements between them that are eliminated next.
 
-    Returns
-    -------
-    eliminated : numpy.ndarray of bool
-    is_column : bool
-        Whether they are one of the columns.
+    There are none where the rest is so full that products of dense matrices are faster.
     """
     degrees, d = np.diff(pattern.indptr), pattern.shape[0]
     chosen = np.zeros(d, dtype=bool)
@@ -135,9 +125,9 @@ def _stage(
             is_dense = 3 * SCATTERED * np.square(degrees[column], dtype=float).sum() > (
                 float(d) ** 3 - float(d - column.sum()) ** 3
             )
-            return column & ~is_dense, True
-    if 2 * pattern.nnz >= d**2:
-        return chosen, False
+            return column & ~is_dense
+    if SCATTERED * pattern.nnz >= d**2:
+        return chosen
     # Otherwise those with the fewest neighbours, none of which are taken.
     key = np.empty(d)
     key[np.argsort(degrees, kind="stable")] = np.arange(d)
@@ -149,7 +139,7 @@ def _stage(
         least = may & (key < np.minimum.reduceat(keys, pattern.indptr[:-1]))
         chosen |= least
         may &= ~(least | (pattern @ least > 0))
-    return chosen, False
+    return chosen
 
 
 def _ones(matrix: sparse.csr_array) -> sparse.csr_array:

@@ -24,7 +24,7 @@ from pymc.model import Model
 from scipy import sparse
 
 from pymc_sgmcmc.checks import quoted
-from pymc_sgmcmc.elimination import Elimination, elimination_order
+from pymc_sgmcmc.elimination import Elimination, Order, elimination_order
 from pymc_sgmcmc.errors import ConvergenceError, ModelError
 from pymc_sgmcmc.marginal.exact import DISTANT
 from pymc_sgmcmc.marginal.likelihood import Globals
@@ -118,18 +118,7 @@ class Factors(Globals):
         self._inner = np.flatnonzero(self._curvature.within)
         self._others = np.flatnonzero(~self._curvature.within)
         self._number = np.cumsum(self._curvature.within) - 1
-        rows, columns = self._number[np.array(self._curvature.elements)]
-        places = sparse.coo_array(
-            (np.ones(len(rows)), (rows, columns)), shape=(len(self._inner),) * 2
-        )
-        columns = np.where(is_effect, self._curvature.columns, -1)[self._inner]
-        last = ~is_effect[self._inner]
-        self._order = elimination_order((places + places.T).tocsr(), columns, last)
-        if self._order.left > MOST_DENSE:
-            raise ModelError(
-                f"Elimination of effects should leave at most {MOST_DENSE}, but these factors "
-                f"cross so that it leaves {self._order.left}. Use `sample`."
-            )
+        self._order = self._order_of_elimination()
 
     def restricted(self) -> Factors:
         """The restricted likelihood, with the fixed effects integrated out too."""
@@ -230,6 +219,21 @@ class Factors(Globals):
             if not np.array_equal(more, found) and is_quadratic(more):
                 found = more
         return found
+
+    def _order_of_elimination(self) -> Order:
+        """An order in which fixed effects come last, since the determinant may leave them out."""
+        rows, columns = self._number[np.array(self._curvature.elements)]
+        shape = len(self._inner), len(self._inner)
+        places = sparse.coo_array((np.ones(len(rows)), (rows, columns)), shape=shape)
+        is_fixed = ~self._is_effect[self._inner]
+        factors = np.where(is_fixed, -1, self._curvature.columns[self._inner])
+        order = elimination_order((places + places.T).tocsr(), factors, is_fixed)
+        if order.left > MOST_DENSE:
+            raise ModelError(
+                f"Elimination of effects should leave at most {MOST_DENSE}, but these factors "
+                f"cross so that it leaves {order.left}. Use `sample`."
+            )
+        return order
 
     def _moved_by(self, position: np.ndarray, change: np.ndarray) -> np.ndarray:
         """Change of the gradient with the effects, by differences over a short distance."""
