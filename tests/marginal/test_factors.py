@@ -240,6 +240,33 @@ def test_the_gradient_is_that_of_the_value(rng):
     np.testing.assert_allclose(factors.value(position), factors(position)[0], rtol=1e-10)
 
 
+def test_fixed_effects_of_a_treatment(rng):
+    """They are selected by an index too, but are no factor that is integrated out first."""
+    kind, first, second = rng.integers([[3], [8], [6]], size=(3, 90))
+    y, x = rng.normal(size=90), rng.normal(size=90)
+    with pm.Model() as model:
+        beta, slope, sds = (
+            pm.Normal("beta", shape=3),
+            pm.Normal("slope"),
+            pm.HalfNormal("sds", shape=3),
+        )
+        z, w = pm.Normal("z", 0, sds[0], shape=8), pm.Normal("w", 0, sds[1], shape=6)
+        pm.Normal("y", beta[kind] + slope * x + z[first] + w[second], sds[2], observed=y)
+    factors = Factors(model, ["z", "w"])
+    assert factors.fixed.tolist() == [True] * 4 + [False] * 3
+    log_sds = np.array([0.2, -0.3, 0.1])
+    same = [number[:, None] == number for number in (first, second, np.arange(90))]
+    covariance = sum(np.exp(2 * scale) * each for scale, each in zip(log_sds, same, strict=True))
+    X = np.column_stack([np.eye(3)[kind], x])
+    information = X.T @ np.linalg.solve(covariance, X)
+    exact = np.linalg.solve(information, X.T @ np.linalg.solve(covariance, y))
+    effects, root = factors.estimate(log_sds)
+    np.testing.assert_allclose(effects, exact)
+    np.testing.assert_allclose(root @ root.T, np.linalg.inv(information), atol=1e-12)
+    for likelihood in (factors, factors.restricted()):
+        assert_gradient(likelihood, log_sds)
+
+
 def test_collinear_fixed_effects_are_refused(rng):
     first, second, x = rng.integers(5, size=40), np.arange(40) % 4, rng.normal(size=40)
     with pm.Model() as model:
