@@ -143,8 +143,8 @@ class Factors(Globals):
                 return np.nan, np.full(len(rest), np.nan)
             position, _, gradient, curvature = mode
             self._last = position
-            elements = self._number[np.array(self._curvature.elements)]
-            weights = curvature.inverse_at(*elements, self._left_out)
+            rows, columns = self._number[np.array(self._curvature.elements)]
+            weights = curvature.inverse_at(rows, columns, self._left_out)
             slopes = self._curvature.slope_of_trace(position, self._scale, weights)
             if not self.is_quadratic:
                 slopes = slopes + self._moved_by(position, curvature.solve(slopes[self._inner]))
