@@ -32,11 +32,6 @@ SMALLEST_EIGENVALUE = 1e-8
 """Directions count as flat where the information, scaled to a unit diagonal, has an eigenvalue
 below this. Differences of gradients leave up to some 1e-9."""
 
-SMALLEST_GAIN = 1e-4
-"""Newton's method begins after the iteration that gains less of the log likelihood than this, a
-hundredth of a standard error. Further away it needs second derivatives several times, each of as
-many evaluations as a dozen of these iterations."""
-
 HALVINGS = 40
 """A step is halved at most this many times."""
 
@@ -119,14 +114,13 @@ def maximize(
         value, gradient = objective(scaled * scales)
         return -value, -gradient * scales
 
-    least = SMALLEST_GAIN / max(1.0, abs(objective(start)[0]))
     with np.errstate(all="ignore"):
         near = minimize(
             negative,
             start / scales,
             method="L-BFGS-B",
             jac=True,
-            options={"maxiter": most_iterations, "maxfun": 10 * most_iterations, "ftol": least},
+            options={"maxiter": most_iterations, "maxfun": 10 * most_iterations, "ftol": 1e-7},
         )
     position = near.x * scales
     if not np.isfinite(objective(position)[0]):
