@@ -12,15 +12,14 @@ import pytensor.tensor as pt
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
 from scipy import linalg, sparse
-from scipy.sparse.linalg import LinearOperator, eigsh, splu
+from scipy.sparse.linalg import LinearOperator, eigsh
+
+from pymc_sgmcmc.elimination import SCATTERED, Elimination
 
 SINGULAR = 1e-11
 """A correlation matrix counts as singular where its smallest eigenvalue is at most this number.
 Rounding leaves eigenvalues of a singular matrix at up to about 1e-16 d, of a sign that depends on
 the kernels of the machine."""
-
-SCATTERED = 6
-"""An element of a sparse matrix costs as much as this many of a dense one: 2 nanoseconds."""
 
 GRAM_DIMENSION = 500
 """Eigenvalues of rows of up to this dimension are those of their matrix of products."""
@@ -428,74 +427,18 @@ class Factored(_Parts):
 
 
 def factored(matrix: sparse.csr_array) -> Factored:
-    r"""A sparse positive definite matrix by its factors, which may have many more elements.
+    """A sparse positive definite matrix by its factors, which may have many more elements.
 
-    With :math:`P A P^\top = L D L^\top` for an order P of the coordinates the factor is
-    :math:`P^\top L D^{1/2}`. Column j of its inverse has elements where the elimination of j, of
-    the coordinate after it, and so on leads: for levels nested in each other those above it.
+    Column j of the inverse of the factor has elements where the elimination of j, of the first
+    coordinate that depends on it, and so on leads: for levels nested in each other those above it.
 
     Raises
     ------
     scipy.linalg.LinAlgError
         Where it is not positive definite.
     """
-    order, parents = _elimination(matrix)
-    inverse_order = np.argsort(order)
-    found = splu(
-        matrix[order][:, order].tocsc(),
-        permc_spec="NATURAL",
-        diag_pivot_thresh=0.0,
-        options={"SymmetricMode": True},
-    )
-    pivots = found.U.diagonal()
-    if not (np.array_equal(found.perm_r, np.arange(len(order))) and np.all(pivots > 0)):
-        raise linalg.LinAlgError("it has a pivot that is not positive")
-    lower = found.L.tocsc()
-    below = sparse.tril(lower, -1).tocsc()
-    # Columns of the inverse follow from those of the coordinates that are eliminated later.
-    depths, identity = _depths(parents), sparse.eye_array(len(order), format="csc")
-    inverse = sparse.csc_array(lower.shape)
-    for depth in range(depths.max() + 1):
-        chosen = sparse.diags_array((depths == depth).astype(float)).tocsc()
-        inverse = inverse + (identity - inverse @ below) @ chosen
-    root = lower @ sparse.diags_array(np.sqrt(pivots))
-    of_inverse = sparse.diags_array(1 / np.sqrt(pivots)) @ inverse
-    return Factored(
-        Sparse.of(root.tocsr()[inverse_order]), Sparse.of(of_inverse.tocsc()[:, inverse_order])
-    )
-
-
-def elements_of_factor(matrix: sparse.csr_array) -> int:
-    """Elements of the inverse factor that `factored` makes, without making it."""
-    return int((_depths(_elimination(matrix)[1]) + 1).sum())
-
-
-def _elimination(matrix: sparse.csr_array) -> tuple[np.ndarray, list[int]]:
-    """An order of elimination, and for each coordinate in it the first that depends on it after it.
-
-    Coordinates with few neighbours come first: levels of a factor with many levels before those of
-    one with few, and what all rows have in common at the end. The tree is that of Liu (1990).
-    """
-    order = np.argsort(np.diff(matrix.indptr), kind="stable")
-    lower = sparse.tril(matrix[order][:, order], -1).tocsr()
-    starts, places = lower.indptr.tolist(), lower.indices.tolist()
-    parents, ancestors = [-1] * len(order), [-1] * len(order)
-    for later in range(len(order)):
-        for place in places[starts[later] : starts[later + 1]]:
-            while ancestors[place] not in (-1, later):
-                ancestors[place], place = later, ancestors[place]
-            if ancestors[place] == -1:
-                ancestors[place] = parents[place] = later
-    return order, parents
-
-
-def _depths(parents: list[int]) -> np.ndarray:
-    """Number of coordinates that follow each one up to the root of its tree."""
-    depths = np.zeros(len(parents), dtype=int)
-    for place in range(len(parents) - 1, -1, -1):
-        if parents[place] >= 0:
-            depths[place] = depths[parents[place]] + 1
-    return depths
+    factors = Elimination(matrix)
+    return Factored(Sparse.of(factors.root), Sparse.of(factors.inverse_root))
 
 
 def _integers(values: Any) -> np.ndarray:

@@ -12,7 +12,17 @@ import pymc_sgmcmc
 PACKAGE = Path(pymc_sgmcmc.__file__).parent
 
 FLOORS = (
-    ("errors", "checks", "graph_notes", "limits", "matrices", "noise", "pymc_private", "stages"),
+    (
+        "checks",
+        "elimination",
+        "errors",
+        "graph_notes",
+        "limits",
+        "matrices",
+        "noise",
+        "pymc_private",
+        "stages",
+    ),
     ("schedules", "stein", "numba_loop", "record"),
     ("sources",),
     ("posterior",),

@@ -13,6 +13,7 @@ import pytensor.tensor as pt
 import pytest
 from scipy import linalg, sparse
 
+from pymc_sgmcmc.elimination import elements_of_factor
 from pymc_sgmcmc.matrices import (
     SINGULAR,
     Dense,
@@ -21,7 +22,6 @@ from pymc_sgmcmc.matrices import (
     as_matrix,
     covariance_root,
     dependent_coordinates,
-    elements_of_factor,
     extreme_eigenvalues,
     factored,
     matrix_root,

@@ -35,11 +35,13 @@ from pymc_sgmcmc.marginal.check import checked_density
 from pymc_sgmcmc.marginal.exact import exact, is_quadratic
 from pymc_sgmcmc.marginal.factors import Factors
 from pymc_sgmcmc.marginal.likelihood import (
+    NO_FIXED_EFFECTS,
     Globals,
     Groups,
     Likelihood,
     Objective,
     RestrictedLikelihood,
+    check_determined,
     fixed_effects,
 )
 from pymc_sgmcmc.marginal.marginalize import names_of
@@ -164,8 +166,8 @@ def fit_marginal(
     likelihood from all draws, with its Monte-Carlo error in the result too.
 
     Effects of several factors are integrated out together by Laplace's method, with a sparse matrix
-    of their second derivatives. It is exact for linear mixed models; "aghq" and "mcem" are for
-    independent groups only.
+    of their second derivatives. It is exact for linear mixed models, whose fixed effects follow
+    from the other parameters; "aghq" and "mcem" are for independent groups only.
 
     With 5000 groups and more the search of other methods begins on a random sample of them, with a
     fixed seed. It ends on all groups, with their standard errors.
@@ -236,13 +238,25 @@ def fit_marginal(
         with quick_graphs():
             likelihood = _likelihood(groups, method, points)
         sample = None if isinstance(likelihood, Factors) else _sample(groups, likelihood)
-        _check_influence(groups, likelihood, sample)
-        restricted = None
-        if reml:
+        restricted: RestrictedLikelihood | Factors | None = None
+        if isinstance(likelihood, Factors) and (reml or likelihood.fixed.any()):
+            restricted = _without_fixed_effects(likelihood, start, reml)
+        _check_influence(groups, restricted or likelihood, sample)
+        if reml and restricted is None:
             fixed = fixed_effects(groups, sample or likelihood)
             restricted = RestrictedLikelihood(likelihood, fixed, start)
         maximum = _search(groups, likelihood, sample, restricted, max_iterations)
-        return _result(groups, likelihood, restricted, maximum, method)
+        return _result(groups, likelihood, restricted, maximum, method, reml=reml)
+
+
+def _without_fixed_effects(factors: Factors, start: np.ndarray, reml: bool) -> Factors:
+    """The likelihood, or restricted likelihood, of the coordinates that are not fixed effects."""
+    if not factors.fixed.any():
+        raise ModelError(NO_FIXED_EFFECTS)
+    likelihood = factors.restricted() if reml else factors
+    check_start(likelihood, start[~factors.fixed])
+    check_determined(factors.estimate(start[~factors.fixed])[1])
+    return likelihood
 
 
 def _groups(model: Model, names: Sequence[str]) -> tuple[Groups | Factors, bool]:
@@ -323,10 +337,12 @@ def _check_influence(groups: Globals, likelihood: Objective, sample: Objective |
     layout = groups.layout
     start = layout.ravel(groups.initial_point)
     rng = np.random.default_rng(0)
-    places = [start, *(start + 0.1 * rng.normal(size=(2, layout.dimension)))]
+    places = np.array([start, *(start + 0.1 * rng.normal(size=(2, layout.dimension)))])
     if sample is not None and _slopes(sample, places).any(axis=0).all():
         return
-    slopes = _slopes(likelihood, places)
+    free = ~likelihood.fixed if isinstance(likelihood, Factors) else np.ones(len(start), dtype=bool)
+    slopes = np.ones_like(places)
+    slopes[:, free] = _slopes(likelihood, places[:, free])
     without: list[str] = []
     for variable, part in zip(groups.variables, layout.slices, strict=True):
         flat = ~slopes[:, part].any(axis=0)
@@ -338,7 +354,7 @@ def _check_influence(groups: Globals, likelihood: Objective, sample: Objective |
         )
 
 
-def _slopes(objective: Objective, places: Sequence[np.ndarray]) -> np.ndarray:
+def _slopes(objective: Objective, places: np.ndarray) -> np.ndarray:
     return np.abs([objective(place)[1] for place in places])
 
 
@@ -346,7 +362,7 @@ def _search(
     groups: Globals,
     likelihood: Objective,
     sample: Likelihood | None,
-    restricted: RestrictedLikelihood | None,
+    restricted: RestrictedLikelihood | Factors | None,
     max_iterations: int,
 ) -> Maximum:
     objective: Objective = likelihood if restricted is None else restricted
@@ -399,10 +415,12 @@ def _from_sample(
 def _result(
     groups: Groups | Factors,
     likelihood: Objective,
-    restricted: RestrictedLikelihood | None,
+    restricted: RestrictedLikelihood | Factors | None,
     maximum: Maximum,
     method: str,
     drawn: MonteCarloMaximum | None = None,
+    *,
+    reml: bool = False,
 ) -> MarginalFit:
     model, conditional = groups.model, [groups.model.values_to_rvs[each] for each in groups.local]
     reported, local = list(groups.variables), set(conditional)
@@ -442,7 +460,7 @@ def _result(
         modes = list(split_blocks(groups.density.structure, blocks).values())
     return MarginalFit(
         method=method,
-        reml=restricted is not None,
+        reml=reml,
         estimates=estimates,
         standard_errors=as_dataset(errors.standard_errors),
         minus_two_log_likelihood=minus_two,
@@ -470,7 +488,9 @@ def _monte_carlo(
     }
 
 
-def _labels_of_search(groups: Globals, restricted: RestrictedLikelihood | None) -> tuple[str, ...]:
+def _labels_of_search(
+    groups: Globals, restricted: RestrictedLikelihood | Factors | None
+) -> tuple[str, ...]:
     """Labels of the coordinates over which the search runs."""
     labels = groups.layout.labels
     if restricted is None:

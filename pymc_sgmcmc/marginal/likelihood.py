@@ -29,6 +29,11 @@ MOST_COLLINEAR = 1e5
 """Fixed effects count as collinear where the standard error of one is this many times that with the
 others known. Rounding leaves some 1e7 where it is infinite."""
 
+NO_FIXED_EFFECTS = (
+    "`reml=True` should be for a model with fixed effects, but its log likelihood is quadratic in "
+    "no global variable. Use `reml=False`."
+)
+
 SEED = 20_180_902
 """The random positions at which the fixed effects are found come from this fixed seed."""
 
@@ -142,6 +147,11 @@ class Groups(Globals):
         return as_objective(self.with_gradient([], pt.as_tensor(total)))
 
 
+def value_of(objective: Objective) -> Callable[[np.ndarray], float]:
+    """The value of an objective alone, where it has a quicker way to it."""
+    return getattr(objective, "value", lambda position: objective(position)[0])
+
+
 def as_objective(function: Callable[..., np.ndarray]) -> Objective:
     """An objective of a function whose result is a value and then its gradient."""
 
@@ -211,11 +221,23 @@ def fixed_effects(groups: Globals, likelihood: Objective) -> np.ndarray:
         if np.allclose(first, second, rtol=1e-6, atol=1e-7 * np.abs(first).max()) and first.any():
             mask = candidate
     if not mask.any():
-        raise ModelError(
-            "`reml=True` should be for a model with fixed effects, but its log likelihood is "
-            "quadratic in no global variable. Use `reml=False`."
-        )
+        raise ModelError(NO_FIXED_EFFECTS)
     return mask
+
+
+def check_determined(factor: np.ndarray) -> None:
+    """Refuse fixed effects with this factor of their covariance that are collinear.
+
+    Raises
+    ------
+    UndeterminedError
+    """
+    # The information of collinear effects is singular up to rounding.
+    scaled = np.linalg.inv(factor).T * np.linalg.norm(factor, axis=1)
+    if not np.isfinite(factor).all() or np.linalg.norm(scaled) > MOST_COLLINEAR:
+        raise UndeterminedError(
+            "The likelihood does not determine the fixed effects, some of which are collinear."
+        )
 
 
 class RestrictedLikelihood:
@@ -252,12 +274,7 @@ class RestrictedLikelihood:
         self.fixed = fixed
         self._steps = np.ones(int(fixed.sum()))
         _, factor = self.estimate(start[~fixed])
-        # The information of collinear effects is singular up to rounding.
-        scaled = np.linalg.inv(factor).T * np.linalg.norm(factor, axis=1)
-        if not np.isfinite(factor).all() or np.linalg.norm(scaled) > MOST_COLLINEAR:
-            raise UndeterminedError(
-                "The likelihood does not determine the fixed effects, some of which are collinear."
-            )
+        check_determined(factor)
         self._steps = np.maximum(1.0, np.linalg.norm(factor, axis=1))
 
     def complete(self, effects: np.ndarray, rest: np.ndarray) -> np.ndarray:

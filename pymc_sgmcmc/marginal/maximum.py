@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import minimize
 
 from pymc_sgmcmc.errors import ConvergenceError
-from pymc_sgmcmc.marginal.likelihood import Objective
+from pymc_sgmcmc.marginal.likelihood import Objective, value_of
 
 CONVERGED = 1e-10
 """The search ends after the step whose Newton decrement, its squared length in standard errors, is
@@ -223,17 +223,19 @@ def at_boundary(objective: Objective, maximum: Maximum) -> list[int]:
     and the information goes to zero with it. Around a maximum inside, the value falls by half the
     squared distance in standard errors on both sides.
     """
-    indices = []
+    indices, value_at = [], value_of(objective)
     for index, curvature in enumerate(np.diag(maximum.information)):
         direction = np.zeros(len(maximum.position))
         # Where the information is zero, rounding may have made it negative.
         direction[index] = 1 / np.sqrt(max(abs(curvature), 1e-300))
-        if any(_runs_away(objective, maximum, side * direction) for side in (-1, 1)):
+        if any(_runs_away(value_at, maximum, side * direction) for side in (-1, 1)):
             indices.append(index)
     return indices
 
 
-def _runs_away(objective: Objective, maximum: Maximum, direction: np.ndarray) -> bool:
+def _runs_away(
+    value_at: Callable[[np.ndarray], float], maximum: Maximum, direction: np.ndarray
+) -> bool:
     """Whether the value does not fall as the information says.
 
     It falls by less than a fiftieth of that over a standard error, or by more than ten times that
@@ -242,7 +244,7 @@ def _runs_away(objective: Objective, maximum: Maximum, direction: np.ndarray) ->
     """
 
     def fall(fraction: float) -> float:
-        value, _ = objective(maximum.position + fraction * direction)
+        value = value_at(maximum.position + fraction * direction)
         return (maximum.value - value) / (0.5 * fraction**2) if np.isfinite(value) else np.nan
 
     fraction, ratio = 1.0, fall(1.0)

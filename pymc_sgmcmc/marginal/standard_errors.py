@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pymc_sgmcmc.errors import UndeterminedError
+from pymc_sgmcmc.marginal.factors import Factors
 from pymc_sgmcmc.marginal.likelihood import Objective, RestrictedLikelihood
 from pymc_sgmcmc.marginal.maximum import (
     SMALLEST_EIGENVALUE,
@@ -32,7 +33,7 @@ class Uncertainty:
     Attributes
     ----------
     position : numpy.ndarray, shape (d,)
-        The maximum, with the fixed effects where they were integrated out.
+        The maximum, with the fixed effects where they follow from it.
     covariance : numpy.ndarray, shape (entries, entries)
     standard_errors : numpy.ndarray, shape (entries,)
         NaN where the likelihood does not determine the entry.
@@ -48,7 +49,7 @@ class Uncertainty:
 
 def uncertainty(
     objective: Objective,
-    restricted: RestrictedLikelihood | None,
+    restricted: RestrictedLikelihood | Factors | None,
     maximum: Maximum,
     constrain: Callable[[np.ndarray], np.ndarray],
     labels: Sequence[str],
@@ -58,8 +59,8 @@ def uncertainty(
     Parameters
     ----------
     objective : Objective
-    restricted : RestrictedLikelihood or None
-        Where the fixed effects were integrated out: the coordinates of the maximum are the others.
+    restricted : RestrictedLikelihood, Factors or None
+        Where the fixed effects follow from the others, which are the coordinates of the maximum.
     maximum : Maximum
     constrain : callable
         The constrained values of a position.

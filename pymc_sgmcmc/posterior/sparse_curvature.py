@@ -41,12 +41,14 @@ class SparseCurvature:
     ----------
     posterior : Posterior
     graph : SelectedGraph
-    within : numpy.ndarray of bool, optional
+    within : numpy.ndarray of bool, shape (d,), optional
         The coordinates of which the matrix is wanted, all by default. Elements of others take no
         gradients where these are not selected, and are not found.
 
     Attributes
     ----------
+    within : numpy.ndarray of bool, shape (d,)
+        As above. It may be narrowed before `elements` are used.
     effects : numpy.ndarray of bool, shape (d,)
         Whether a coordinate is an entry that rows select.
     seen : numpy.ndarray of bool, shape (d,)
@@ -58,7 +60,7 @@ class SparseCurvature:
         self, posterior: Posterior, graph: SelectedGraph, within: np.ndarray | None = None
     ):
         self._posterior = posterior
-        self._within = np.ones(posterior.dimension, dtype=bool) if within is None else within
+        self.within = np.ones(posterior.dimension, dtype=bool) if within is None else within
         self._levels, self._whole = places_of(posterior, graph)
         shapes = dict(zip(posterior.layout.variables, posterior.layout.shapes, strict=True))
         self._whole_shapes = [shapes[variable] for variable in graph.whole]
@@ -134,20 +136,24 @@ class SparseCurvature:
             Where the prior joins effects of different levels.
         """
         seen, jacobian = self._posterior.position_of_rows(position), self._jacobian(position)
-        here = table, totals = self._gradients_at(seen, 0.0, 0.0)
+        gradient, here = np.zeros(len(seen)), None
+        if jacobian is not None or not central:
+            here = table, totals = self._gradients_at(seen, 0.0, 0.0)
+            gradient = np.bincount(self._places.ravel(), table.ravel(), minlength=len(seen))
+            gradient[self._whole] += totals
         derivative = self._derivatives(seen, None if central else here)
         of_rows = self._of_rows(derivative, _moved(scale, jacobian), border)
-        gradient = np.bincount(self._places.ravel(), table.ravel(), minlength=len(seen))
-        gradient[self._whole] += totals
         of_prior = self._of_prior(position, scale, gradient)
         if of_prior is None:
             raise ModelError("The prior joins effects of different levels.")
-        return (jacobian.T @ of_rows @ jacobian + of_prior).tocsr()
+        if jacobian is not None:
+            of_rows = jacobian.T @ of_rows @ jacobian
+        return (of_rows + of_prior).tocsr()
 
-    def _jacobian(self, position: np.ndarray) -> sparse.csr_array:
-        """Derivatives of the position of the rows."""
+    def _jacobian(self, position: np.ndarray) -> sparse.csr_array | None:
+        """Derivatives of the position of the rows, None where it is the position."""
         own = self._posterior.coordinates
-        return sparse.eye_array(len(position)).tocsr() if own is None else own.jacobian(position)
+        return None if own is None else own.jacobian(position)
 
     def have_scales(self, position: np.ndarray, scale: np.ndarray) -> bool:
         """Whether the prior of effects depends on coordinates that they have in common."""
@@ -210,7 +216,7 @@ class SparseCurvature:
         codes, values = [NONE], [np.empty(0)]
         steps = self._posterior.difference_width * scale[whole]
         for number, (place, step) in enumerate(zip(whole, steps, strict=True)):
-            if not self._within[place]:
+            if not self.within[place]:
                 continue
             table, totals = derivative(step, 0.0, np.eye(len(whole))[number])
             of_effects = np.zeros(d)
@@ -245,24 +251,15 @@ class SparseCurvature:
     @property
     def _common(self) -> np.ndarray:
         """Wanted coordinates that rows do not select."""
-        return np.flatnonzero(~self.effects & self._within)
+        return np.flatnonzero(~self.effects & self.within)
 
-    def independent_levels(self) -> np.ndarray:
-        """Wanted coordinates of levels of which no row has two, shape (levels, effects of each).
-
-        They are those of the factor with most of them.
-        """
-        columns = [column for column in self._columns if self._within[column].all()]
-        lengths = {len(column) for column in columns}
-        sets = [[column for column in columns if len(column) == length] for length in lengths]
-        sets += [[column] for column in columns]
-        for some in sorted(sets, key=lambda some: -np.size(some)):
-            number = np.full(len(self.effects), -1)
-            number[np.array(some)] = np.arange(len(some[0]))
-            first, second = number[np.array(self.elements)]
-            if not np.any((first != second) & (first >= 0) & (second >= 0)):
-                return np.transpose(some)
-        return np.empty((0, 1), dtype=int)
+    @property
+    def columns(self) -> np.ndarray:
+        """Number of the column of effects that each coordinate is in, and -1 for others."""
+        numbers = np.full(len(self.effects), -1)
+        for number, column in enumerate(self._columns):
+            numbers[column] = number
+        return numbers
 
     @cached_property
     def elements(self) -> tuple[np.ndarray, np.ndarray]:
@@ -274,13 +271,13 @@ class SparseCurvature:
     def _elements_of_rows(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """Rows and columns of the elements of each of `_pairs`, none of these of other ones."""
         both = [np.divmod(codes, self._posterior.dimension) for _, _, codes, _ in self._pairs]
-        return [each if self._within[np.array(each)].all() else (NONE, NONE) for each in both]
+        return [each if self.within[np.array(each)].all() else (NONE, NONE) for each in both]
 
     @cached_property
     def _elements_of_prior(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """Rows and columns of the elements along a column and beside a common coordinate."""
-        wanted = [column for column in self._columns if self._within[column].all()]
-        everywhere = np.flatnonzero(self._within)
+        wanted = [column for column in self._columns if self.within[column].all()]
+        everywhere = np.flatnonzero(self.within)
         return [(everywhere, np.full(len(everywhere), each)) for each in self._common] + [
             (row, column) for column in wanted for row in wanted if len(row) == len(column)
         ]
@@ -291,7 +288,8 @@ class SparseCurvature:
         r"""Gradient of :math:`\mathrm{tr}(W H)`, shape (d,), by the position of H alone.
 
         The trace is a sum of second derivatives along pairs of vectors, so its gradient is a sum of
-        differences of gradients of all rows: four for each entry that a row has.
+        differences of gradients of all rows: four for each entry that a row has, and for each
+        wanted coordinate that all rows have.
 
         Parameters
         ----------
@@ -317,8 +315,7 @@ class SparseCurvature:
                 shifted = self._gradients_at(position, first * one + second * other, 0.0)
                 table += first * second * shifted[0]
                 total[self._whole] += first * second * shifted[1]
-        for place, slopes in zip(places.T, table.T, strict=True):
-            total += np.bincount(place, slopes, minlength=d)
+        of_rows = set(self._common) & set(self._whole)
         for row, column in self._elements_of_prior:
             values, rest = np.split(rest, [len(row)])
             one, other = np.zeros((2, d))
@@ -326,8 +323,15 @@ class SparseCurvature:
             # An element of a level and of what levels have in common is there on both sides.
             other[row] = values * np.where(self.effects[row] > self.effects[column], 2, 1)
             other[row] *= width / scale[column]
-            ends = position + np.array([first * one + second * other for first, second in signs])
-            total += np.prod(signs, axis=1) @ self._posterior.prior_gradients(ends)
+            shifts = np.array([first * one + second * other for first, second in signs])
+            total += np.prod(signs, axis=1) @ self._posterior.prior_gradients(position + shifts)
+            if values.any() and column[0] in of_rows:
+                for (first, second), shift in zip(signs, shifts, strict=True):
+                    shifted = self._gradients_at(position, shift[places], shift[self._whole])
+                    table += first * second * shifted[0]
+                    total[self._whole] += first * second * shifted[1]
+        for place, slopes in zip(places.T, table.T, strict=True):
+            total += np.bincount(place, slopes, minlength=d)
         return -total / (2 * width) ** 2
 
     @cached_property
@@ -437,6 +441,6 @@ def _of_codes(
     return sparse.coo_array((np.concatenate(values), (rows, columns)), shape=(d, d)).tocsr()
 
 
-def _moved(scale: np.ndarray, jacobian: sparse.csr_array) -> np.ndarray:
+def _moved(scale: np.ndarray, jacobian: sparse.csr_array | None) -> np.ndarray:
     """Rough standard deviations of the position of the rows."""
-    return np.sqrt((jacobian**2) @ scale**2)
+    return scale if jacobian is None else np.sqrt((jacobian**2) @ scale**2)

@@ -10,16 +10,15 @@ import numpy as np
 from scipy import linalg, sparse
 from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
+from pymc_sgmcmc.elimination import SCATTERED, elements_of_factor
 from pymc_sgmcmc.errors import CenterWarning, ModelError
 from pymc_sgmcmc.matrices import (
-    SCATTERED,
     Dense,
     Diagonal,
     Implicit,
     LowRank,
     Matrix,
     Sparse,
-    elements_of_factor,
     extreme_eigenvalues,
     factored,
 )

@@ -9,13 +9,12 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 from scipy import special, stats
-from scipy.sparse import csr_array
 
 from pymc_sgmcmc import datasets
 from pymc_sgmcmc.errors import BoundaryWarning, ModelError
 from pymc_sgmcmc.marginal import factors as factors_module
 from pymc_sgmcmc.marginal import fit_marginal
-from pymc_sgmcmc.marginal.factors import Elimination, Factors
+from pymc_sgmcmc.marginal.factors import Factors
 from tests.marginal.test_fit import assert_gradient
 
 pytestmark = pytest.mark.usefixtures("without_compiler")
@@ -43,8 +42,9 @@ def assert_is_maximum(fit, minus_two, estimates: np.ndarray, errors: np.ndarray)
     np.testing.assert_allclose(errors, np.sqrt(np.diag(2 * np.linalg.inv(curvature))), rtol=2e-4)
 
 
+@pytest.mark.parametrize("reml", [False, True])
 @pytest.mark.parametrize("form", ["sum", "hierarchical"])
-def test_nested_factors_of_a_linear_model(rng, form):
+def test_nested_factors_of_a_linear_model(rng, form, reml):
     district = rng.integers(DISTRICTS, size=SCHOOLS)
     school = rng.permutation(np.arange(CLASSES) % SCHOOLS)
     of_pupil, x = rng.permutation(np.arange(PUPILS) % CLASSES), rng.normal(size=PUPILS)
@@ -66,8 +66,8 @@ def test_nested_factors_of_a_linear_model(rng, form):
             effect = pm.Normal("c", of_schools[school], sd[2], shape=CLASSES)[of_pupil]
         pm.Deterministic("of_classes", model["c"] + 1)
         pm.Normal("y", effect + beta[1] * x, sd[3], observed=y)
-    fit = fit_marginal(model, ["d", "s", "c"])
-    assert fit.method == "quasi-newton"
+    fit = fit_marginal(model, ["d", "s", "c"], reml=reml)
+    assert (fit.method, fit.reml) == ("quasi-newton", reml)
     assert fit.n_groups == DISTRICTS + SCHOOLS + CLASSES
     assert fit.modes.sizes == {
         "d_dim_0": DISTRICTS,
@@ -85,7 +85,26 @@ def test_nested_factors_of_a_linear_model(rng, form):
         return -2 * stats.multivariate_normal(mean, covariance(point[2:])).logpdf(y)
 
     table = fit.to_dataframe().to_numpy()
-    assert_is_maximum(fit, minus_two, *table.T)
+    if reml:
+        # The fixed effects are integrated out with a flat prior, at the estimate of the scales.
+        X = np.column_stack([np.ones(PUPILS), x])
+
+        def least_squares(scales: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            precision = X.T @ np.linalg.solve(covariance(scales), X)
+            slope = X.T @ np.linalg.solve(covariance(scales), y)
+            return np.linalg.solve(precision, slope), precision
+
+        def restricted(scales: np.ndarray) -> float:
+            beta, precision = least_squares(scales)
+            determinant = np.linalg.slogdet(precision / (2 * np.pi))[1]
+            return minus_two(np.concatenate([beta, scales])) + determinant
+
+        beta, precision = least_squares(table[2:, 0])
+        np.testing.assert_allclose(table[:2, 0], beta, rtol=1e-8)
+        assert_is_maximum(fit, restricted, *table[2:].T)
+        assert np.all(table[:2, 1] >= np.sqrt(np.diag(np.linalg.inv(precision))))
+    else:
+        assert_is_maximum(fit, minus_two, *table.T)
     # The best linear unbiased prediction of the districts.
     point, same = table[:, 0], levels[0] == np.arange(DISTRICTS)[:, None]
     residual = np.linalg.solve(covariance(point[2:]), y - point[0] - point[1] * x)
@@ -216,7 +235,47 @@ def players(rng, more: int = 0) -> tuple[pm.Model, list[str]]:
 
 def test_the_gradient_is_that_of_the_value(rng):
     factors = Factors(*players(rng))
-    assert_gradient(factors, 0.3 * rng.normal(size=factors.layout.dimension))
+    position = 0.3 * rng.normal(size=factors.layout.dimension)
+    assert_gradient(factors, position)
+    np.testing.assert_allclose(factors.value(position), factors(position)[0], rtol=1e-10)
+
+
+def test_fixed_effects_of_a_treatment(rng):
+    """They are selected by an index too, but are no factor that is integrated out first."""
+    kind, first, second = rng.integers([[3], [8], [6]], size=(3, 90))
+    y, x = rng.normal(size=90), rng.normal(size=90)
+    with pm.Model() as model:
+        beta, slope, sds = (
+            pm.Normal("beta", shape=3),
+            pm.Normal("slope"),
+            pm.HalfNormal("sds", shape=3),
+        )
+        z, w = pm.Normal("z", 0, sds[0], shape=8), pm.Normal("w", 0, sds[1], shape=6)
+        pm.Normal("y", beta[kind] + slope * x + z[first] + w[second], sds[2], observed=y)
+    factors = Factors(model, ["z", "w"])
+    assert factors.fixed.tolist() == [True] * 4 + [False] * 3
+    log_sds = np.array([0.2, -0.3, 0.1])
+    same = [number[:, None] == number for number in (first, second, np.arange(90))]
+    covariance = sum(np.exp(2 * scale) * each for scale, each in zip(log_sds, same, strict=True))
+    X = np.column_stack([np.eye(3)[kind], x])
+    information = X.T @ np.linalg.solve(covariance, X)
+    exact = np.linalg.solve(information, X.T @ np.linalg.solve(covariance, y))
+    effects, root = factors.estimate(log_sds)
+    np.testing.assert_allclose(effects, exact)
+    np.testing.assert_allclose(root @ root.T, np.linalg.inv(information), atol=1e-12)
+    for likelihood in (factors, factors.restricted()):
+        assert_gradient(likelihood, log_sds)
+
+
+def test_collinear_fixed_effects_are_refused(rng):
+    first, second, x = rng.integers(5, size=40), np.arange(40) % 4, rng.normal(size=40)
+    with pm.Model() as model:
+        mean, slope, sd = pm.Normal("mean"), pm.Normal("slope", shape=2), pm.HalfNormal("sd")
+        z, w = pm.Normal("z", 0, sd, shape=5), pm.Normal("w", shape=4)
+        predictor = mean + slope[0] * x + slope[1] * (1 + x) + z[first] + w[second]
+        pm.Normal("y", predictor, 1, observed=rng.normal(size=40))
+    with pytest.raises(ModelError, match=r"does not determine the fixed effects.*collinear"):
+        fit_marginal(model, ["z", "w"])
 
 
 def test_levels_without_rows_change_nothing():
@@ -224,21 +283,6 @@ def test_levels_without_rows_change_nothing():
     few, more = (Factors(*players(np.random.default_rng(2), more))(position) for more in (0, 3))
     np.testing.assert_allclose(few[0], more[0], rtol=1e-9)
     np.testing.assert_allclose(few[1], more[1], atol=1e-6)
-
-
-@pytest.mark.parametrize("levels", [np.arange(12).reshape(6, 2), np.empty((0, 1), dtype=int)])
-def test_elimination(rng, levels):
-    design = rng.normal(size=(60, 20))
-    for row, level in zip(design, rng.integers(6, size=60), strict=True):
-        row[np.setdiff1d(np.arange(12), [2 * level, 2 * level + 1])] = 0
-    order = rng.permutation(20)
-    dense = (design.T @ design + np.eye(20))[np.ix_(order, order)]
-    factors = Elimination(csr_array(dense), np.argsort(order)[levels])
-    np.testing.assert_allclose(factors.log_determinant, np.linalg.slogdet(dense)[1])
-    vector, inverse = rng.normal(size=20), np.linalg.inv(dense)
-    np.testing.assert_allclose(factors.solve(vector), inverse @ vector)
-    rows, columns = np.nonzero(dense)
-    np.testing.assert_allclose(factors.inverse_at(rows, columns), inverse[rows, columns])
 
 
 def test_a_factor_without_effect_is_said(rng):
@@ -295,8 +339,32 @@ def test_refusals(rng, second, names, settings, match):
 
 def test_many_levels_of_several_factors_are_refused(rng, monkeypatch):
     monkeypatch.setattr(factors_module, "MOST_DENSE", 8)
-    with pytest.raises(ModelError, match="at most 8 effects are integrated out, but there are 9"):
+    with pytest.raises(ModelError, match=r"should leave at most 8, but .* it leaves 17"):
         Factors(*players(rng, 0))
+
+
+def test_many_levels_that_meet_few_others(rng, monkeypatch):
+    """Patients see two doctors each: the factors cross, but elimination fills little."""
+    monkeypatch.setattr(factors_module, "MOST_DENSE", 25)
+    patient = np.arange(240) % 120
+    doctor = (patient + rng.integers(2, size=240)) % 100
+    y = rng.normal(size=120)[patient] + rng.normal(size=100)[doctor] + rng.normal(size=240)
+    with pm.Model() as model:
+        sds, mean = pm.HalfNormal("sds", shape=3), pm.Normal("mean")
+        z, w = pm.Normal("z", 0, sds[0], shape=120), pm.Normal("w", 0, sds[1], shape=100)
+        pm.Normal("y", mean + z[patient] + w[doctor], sds[2], observed=y)
+    factors = Factors(model, ["z", "w"])
+    assert factors.fixed.sum() == 1
+    same = [number[:, None] == number for number in (patient, doctor, np.arange(240))]
+    log_sds = np.array([0.2, -0.3, 0.1])
+    covariance = sum(np.exp(2 * scale) * each for scale, each in zip(log_sds, same, strict=True))
+    [estimate], _ = factors.estimate(log_sds)
+    ones = np.linalg.solve(covariance, np.ones(240))
+    np.testing.assert_allclose(estimate, ones @ y / ones.sum())
+    law = stats.multivariate_normal(np.full(240, estimate), covariance)
+    np.testing.assert_allclose(factors.value(log_sds), law.logpdf(y), rtol=1e-10)
+    assert_gradient(factors, log_sds)
+    assert_gradient(factors.restricted(), log_sds)
 
 
 def test_single_precision_is_refused(rng):
