@@ -43,8 +43,12 @@ def local_structures(
     if not structures:
         return [], []
     structures.sort(key=lambda structure: -structure.n_groups)
+    # Effects of another factor stay in the model, where both have coordinates of their own.
+    whole = [each for each in structures if not any(_is_part(each, other) for other in structures)]
     coordinates = sum(prod(shape_of(variable)) for variable in model.free_RVs)
     worthwhile = [each for each in structures if _is_worthwhile(each, coordinates)]
+    if len(whole) > 1:
+        worthwhile = []
     return worthwhile, [each for each in structures if each not in worthwhile]
 
 
@@ -101,6 +105,11 @@ def _structures(model: Model, fewest: int) -> Iterator[LocalStructure]:
                 continue  # They are no local variables.
             if structure.n_groups >= fewest:
                 yield structure
+
+
+def _is_part(structure: LocalStructure, other: LocalStructure) -> bool:
+    """Whether another structure has the same variables and more."""
+    return set(structure.names) < set(other.names)
 
 
 def _is_worthwhile(structure: LocalStructure, coordinates: int) -> bool:

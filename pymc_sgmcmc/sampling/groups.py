@@ -18,7 +18,7 @@ from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.marginal import recover
 from pymc_sgmcmc.marginal.accuracy import quadrature_of, warn_of_quadrature
 from pymc_sgmcmc.marginal.marginalize import without_warning
-from pymc_sgmcmc.marginal.search import FEWEST_IN_NEED, local_structures
+from pymc_sgmcmc.marginal.search import FEWEST_IN_NEED, MOST_RECORDS, local_structures
 from pymc_sgmcmc.posterior.graphs import shape_of
 from pymc_sgmcmc.pymc_private import quiet_logging
 from pymc_sgmcmc.record import INTEGRATED, PREFIX, QUADRATURE_POINTS
@@ -171,12 +171,14 @@ def groups_of(
             )
     for structure in left:
         if len(structure.names) < len(model.free_RVs):
+            records = structure.n_records // structure.n_groups
             log.info(
-                "%s of %d groups stay in the model, since the %d records of a group tell them "
-                "well.",
+                "%s of %d groups stay in the model, %s.",
                 quoted(structure.names),
                 structure.n_groups,
-                structure.n_records // structure.n_groups,
+                f"since the {records} records of a group tell them well"
+                if records > MOST_RECORDS
+                else "as do effects of other groups",
             )
             break
     return None

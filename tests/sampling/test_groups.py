@@ -411,7 +411,7 @@ def counts_with_own_rates():
     ("make", "expected"),
     [
         (mixed_model, ("z",)),
-        (crossed_model, ("ability",)),
+        (crossed_model, None),
         (nested_pair_model, ("intercept", "slope")),
         (partial(mixed_model, search.FEWEST_GROUPS - 1), None),
         (partial(mixed_model, 30, search.MOST_RECORDS + 1), None),
