@@ -207,7 +207,8 @@ def measure_means(idata: DataTree, model: pm.Model) -> list[str]:
         return []
     errors = errors_of(idata, brief=True)
     computed = settings["step_size"] if settings["step_size_from"] == COMPUTED else 0.0
-    shrunk = float(idata["sample_stats"]["step_size"][:, -1].mean()) < SHRUNK * computed
+    last = np.asarray(idata["sample_stats"]["step_size"])[:, -1]
+    shrunk = float(last.mean()) < SHRUNK * computed
     large = np.abs(errors["predicted_mean_error"].value) > LARGEST_MEAN_ERROR / 2
     if errors.diverged or objection(errors) is not None or not (shrunk or large.any()):
         return []

@@ -277,9 +277,10 @@ def _sources(
     sure = beyond_doubt(run.dimension)
     best = of_stein = Error(**vars(stein), limit=stated, sure=sure, source=STEIN)
     law = LAWS.get(run.settings.get(LAW, ""))
-    matrices = [_matrix(idata, name) for name in ("preconditioner", "precision")]
-    if law is not None and all(matrix is not None for matrix in matrices):
-        found = law.variance_error(gradients, run.step_sizes_of_draws, *matrices)
+    preconditioner, precision = _matrix(idata, "preconditioner"), _matrix(idata, "precision")
+    if law is not None and preconditioner is not None and precision is not None:
+        assert run.step_sizes_of_draws is not None
+        found = law.variance_error(gradients, run.step_sizes_of_draws, preconditioner, precision)
         # This one is known to a few percent of itself.
         best = Error(**vars(found), limit=stated, sure=STANDARD_ERRORS, source=SECOND_MOMENT)
     predicted = _predicted(idata, best.value)
