@@ -38,7 +38,7 @@ MOST_RECOVERED = 10_000
 """Draws for more groups than this would take gigabytes, and minutes in proportion."""
 SHOWN = {
     "SGLDCV": "`marginalize`, `SGLDCV()`",
-    "local": '`SGLDCV(local="z")`',
+    "local": '`SGLDCV(gradient=LocalSampling("z"))`',
     "NUTS": "NUTS of PyMC",
     "nutpie": "nutpie",
 }
@@ -66,7 +66,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--nuts", type=int, nargs="*", default=[1000, 10_000], help="for NUTS")
     parser.add_argument("--nutpie", type=int, nargs="*", default=[1000, 10_000], help="for nutpie")
-    parser.add_argument("--local", type=int, nargs="*", default=[1000], help="for `local=`")
+    parser.add_argument("--local", type=int, nargs="*", default=[1000], help="for `LocalSampling`")
     parser.add_argument("--draws", type=int, default=20_000, help="draws of a chain")
     parser.add_argument("--markdown", type=Path, help="file for the table of the documentation")
     return parser.parse_args(arguments)
@@ -140,13 +140,13 @@ def run_ours(groups: int, records: int, draws: int, launched: float) -> dict[str
 
 
 def run_local(groups: int, records: int, draws: int, launched: float) -> dict[str, Any]:
-    """`SGLDCV(local=...)`, which samples the intercepts by Fisher's identity."""
-    from pymc_sgmcmc import SGLDCV
+    """`SGLDCV(gradient=LocalSampling(...))`, which samples the intercepts by Fisher's identity."""
+    from pymc_sgmcmc import SGLDCV, LocalSampling
 
     names = ["intercept", "slopes", "sd"]
     with build_model(groups, records):
         before = time.process_time()
-        step = SGLDCV(local="z")
+        step = SGLDCV(gradient=LocalSampling("z"))
         idata, sampling = timed_draws(step, draws, 500, chains=1, var_names=names)
         set_up = time.process_time() - before - sampling
     return {

@@ -19,6 +19,7 @@ from pymc_sgmcmc import (
     ULA,
     BatchSizeWarning,
     ModelError,
+    Pairs,
     sample,
     sample_blocks,
 )
@@ -237,7 +238,7 @@ def test_computed_steps_keep_their_promise():
 # --- Whole runs ----------------------------------------------------------------------------------
 
 
-HAMCMC_SCALES = {"initial_scale": 0.1, "regularization": 1.0, "curvature_threshold": 1.0}
+HAMCMC_SCALES = {"initial_scale": 0.1, "regularization": 1.0, "pairs": Pairs(threshold=1.0)}
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from tests.support.sampling import (
     check_estimators,
     check_float32,
     check_processes_and_resumption,
+    estimator,
     z_score,
 )
 
@@ -40,7 +41,8 @@ def make(problem, *, batch_size=None, **settings):
     }
     if "step_size" in settings:
         settings = {"preconditioner": "identity", **settings}
-    return SGNHT(model=problem.model(), **settings)
+    gradient = estimator(settings.pop("gradient"), settings.pop("batching", None))
+    return SGNHT(model=problem.model(), gradient=gradient, **settings)
 
 
 def standard_normal(dimension: int) -> LinearGaussian:
