@@ -591,7 +591,7 @@ class StochasticGradientStep(StepMethod):
             raise ModelError(
                 f"Another step method moves {quoted(moved[:FEW_NAMES])}, but `LocalSampling` draws "
                 "the local variables of a group only when it is in a minibatch, so those of the "
-                "other groups belong to earlier values. Leave one of both out."
+                "other groups belong to earlier values. Leave the other step method out."
             )
 
     def _begin(self, incoming: np.ndarray) -> None:

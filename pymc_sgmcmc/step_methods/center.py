@@ -99,19 +99,17 @@ def _given(settings: Settings, posterior: Posterior) -> JointCenter:
     point = given_point(settings, posterior)
     posterior.set_others({**settings.model.initial_point(), **point})
     position = posterior.layout.ravel(point)
-    if isinstance(settings.center, Center):
-        # The nearest Gaussian has a curvature of its own, and its mean may be away from the mode.
-        center = center_at(posterior, position, settings.center.curvature)
-        center = _steepened(center, posterior, center)
-        return JointCenter(center, _values_of_others(posterior))
-    center = center_at(posterior, position)
-    if not center.distance <= FARTHEST_GIVEN_CENTER:
-        raise ValueError(
-            f"`center` is more than {FARTHEST_GIVEN_CENTER:,.0f} posterior standard deviations "
-            "away from the mode. Give a point near the mode, or leave `center` out to have it "
-            "searched."
-        )
-    check_given_center(center)
+    # The nearest Gaussian has a curvature of its own, and its mean may be away from the mode.
+    curvature = settings.center.curvature if isinstance(settings.center, Center) else None
+    center = center_at(posterior, position, curvature)
+    if curvature is None:
+        if not center.distance <= FARTHEST_GIVEN_CENTER:
+            raise ValueError(
+                f"`center` is more than {FARTHEST_GIVEN_CENTER:,.0f} posterior standard deviations "
+                "away from the mode. Give a point near the mode, or leave `center` out to have it "
+                "searched."
+            )
+        check_given_center(center)
     center = _steepened(center, posterior, center)
     return JointCenter(center, _values_of_others(posterior))
 

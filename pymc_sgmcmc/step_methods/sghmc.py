@@ -151,7 +151,7 @@ class SGHMC(StochasticGradientStep):
     noise_estimate : {"rows"}, None, float, (d,) or (d, d) array
         Estimate of V, the covariance of the gradient estimate. "rows" (default) is computed from
         gradients of single rows at the centre, dense up to d = 500 and diagonal beyond. With None
-        or False there is no correction. There is none either with "rows" for ``gradient="svrg"``
+        there is no correction. There is none either with "rows" for ``gradient="svrg"``
         and ``"saga"``, since only a bound on their noise is known.
 
     Raises
@@ -302,7 +302,7 @@ def _check_naive(friction: Any, noise_estimate: Any, step_size: StepSize | None)
             f"`integrator='naive'` has no friction, but got friction={friction!r}. Leave it out, "
             "or use `integrator='euler'`."
         )
-    if not (isinstance(noise_estimate, str | bool) or noise_estimate is None):
+    if not (isinstance(noise_estimate, str) or noise_estimate is None):
         raise ValueError(
             "`integrator='naive'` injects no noise that could be reduced, but got "
             f"noise_estimate={noise_estimate!r}. Leave it out, or use `integrator='euler'`."
@@ -328,11 +328,7 @@ def _naive_message(resample_every: int | str | None) -> str:
 
 
 def _check_noise_estimate(noise_estimate: Any) -> Any:
-    if noise_estimate is None or noise_estimate is False:
-        return None
-    if noise_estimate is True:
-        return "rows"
-    if isinstance(noise_estimate, str) and noise_estimate != "rows":
+    if isinstance(noise_estimate, str | bool) and noise_estimate != "rows":
         raise ValueError(
             "`noise_estimate` should be 'rows', None, a number or an array, but got "
             f"{noise_estimate!r}."

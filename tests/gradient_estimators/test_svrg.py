@@ -7,9 +7,9 @@ import pymc as pm
 import pytensor
 import pytest
 
-from pymc_sgmcmc import SGLD, Posterior, chain
+from pymc_sgmcmc import SGLD, SVRG, Posterior, chain
 from pymc_sgmcmc.batching import make_batching
-from pymc_sgmcmc.gradient_estimators import SVRG, PlainGradient, SAGAGradient, SVRGGradient
+from pymc_sgmcmc.gradient_estimators import PlainGradient, SAGAGradient, SVRGGradient
 from pymc_sgmcmc.gradient_estimators.center_difference import find_center_difference
 from tests.support.exact_law import all_indices, run_one
 from tests.support.linear_gaussian import LinearGaussian

@@ -318,7 +318,7 @@ def minibatch() -> pm.Model:
         (biases, {"parts": 0}, ValueError, "`parts` should be a whole number"),
         (biases, {"batch_size": 5}, ValueError, "`batch_size` is given as well"),
         (biases, {"step": "sgld"}, TypeError, "`step` should be the class .* but got 'sgld'"),
-        (biases, {"step": ULA}, TypeError, "`ULA` uses the gradient of all rows"),
+        (biases, {"step": ULA}, TypeError, "`ULA` takes no argument `gradient`"),
         (biases, {"gradient": "cv"}, TypeError, "Leave `gradient` out"),
         (biases, {"thinning": 2}, TypeError, "thinning"),
     ],
