@@ -12,7 +12,7 @@ import pymc_sgmcmc
 PACKAGE = Path(pymc_sgmcmc.__file__).parent
 
 FLOORS = (
-    ("errors", "checks", "graph_notes", "limits", "matrices", "noise", "stages"),
+    ("errors", "checks", "graph_notes", "guests", "limits", "matrices", "noise", "stages"),
     ("schedules", "stein", "numba_loop", "record"),
     ("sources",),
     ("posterior",),

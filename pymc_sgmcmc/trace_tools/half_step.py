@@ -37,8 +37,8 @@ from pymc_sgmcmc.record import (
     with_preconditioner,
 )
 from pymc_sgmcmc.stein import Estimate
+from pymc_sgmcmc.step_methods.estimators import ESTIMATORS
 from pymc_sgmcmc.step_methods.repeat import repeated_step
-from pymc_sgmcmc.step_methods.settings import GRADIENTS
 from pymc_sgmcmc.trace_tools.gradients import changed_data
 
 BY_HAND = "Sample again with half the step size, and compare the two."
@@ -75,7 +75,7 @@ def check_rerun(idata: DataTree, settings: dict[str, Any], model: pm.Model) -> N
             f"trace is of {settings[STEP_METHODS]} step methods. {BY_HAND}"
         )
     by_hand = settings.get("estimator_from") == GIVEN
-    is_known = settings.get(LAW) in LAWS and (by_hand or settings.get("gradient") in GRADIENTS)
+    is_known = settings.get(LAW) in LAWS and (by_hand or settings.get("gradient") in ESTIMATORS)
     if not is_known or SETTINGS not in idata.children:
         raise ValueError(
             "`rerun=True` can repeat runs whose law is known, as of `SGLDCV`, but the trace is of "
@@ -83,8 +83,8 @@ def check_rerun(idata: DataTree, settings: dict[str, Any], model: pm.Model) -> N
         )
     if local := stored_local(settings):
         raise ValueError(
-            f"`rerun=True` can repeat runs without `local`, but that of the trace has sampled "
-            f"{quoted(local)} by it. {BY_HAND}"
+            "`rerun=True` can repeat runs without `LocalSampling`, but that of the trace has "
+            f"sampled {quoted(local)} by it. {BY_HAND}"
         )
     names = ("preconditioner", INFORMATION)
     if all(stored_matrix(idata[SETTINGS], name) is None for name in names):
