@@ -10,7 +10,6 @@ from pymc_sgmcmc.errors import ModelError as ModelError
 from pymc_sgmcmc.errors import NonFinitePositionError as NonFinitePositionError
 from pymc_sgmcmc.errors import StoreError as StoreError
 from pymc_sgmcmc.errors import UncorrectedNoiseWarning as UncorrectedNoiseWarning
-from pymc_sgmcmc.gradient_estimators import SVRG as SVRG
 from pymc_sgmcmc.marginal import *
 from pymc_sgmcmc.polishing import *
 from pymc_sgmcmc.posterior import *

@@ -240,7 +240,7 @@ def minibatches_on_device(batching: Batching) -> Callable[[Any, int], Any]:
         return with_replacement
     raise ValueError(
         f'Minibatches of the scheme "{batching.name}" are not drawn on the device of '
-        'JAX. Use `chain_method="parallel"`, or `batching="shuffle"` or "replace".'
+        'JAX. Use `chain_method="parallel"`, or the scheme "shuffle" or "replace".'
     )
 
 

@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 
-from pymc_sgmcmc import SGHMC, SGLD, SGLDCV
+from pymc_sgmcmc import SGHMC, SGLD, SGLDCV, SecondOrder
 from pymc_sgmcmc.adaptation import Adaptation
 from pymc_sgmcmc.batching import ShuffledWindows
 from pymc_sgmcmc.chain import BLOCK_TRANSITIONS, Chain
@@ -113,8 +113,8 @@ class QuarterStep(Adaptation):
 def test_thinning_follows_the_step_size(most_thin, thin):
     """A draw has the same time as before; the transitions are those of a chain without thinning."""
     step = SGLDCV(
-        step_size=1e-2, preconditioner="identity", batching="replace", batch_size=20,
-        model=logistic_model(), compile_kwargs=NUMBA,
+        step_size=1e-2, preconditioner="identity", gradient=SecondOrder(batching="replace"),
+        batch_size=20, model=logistic_model(), compile_kwargs=NUMBA,
     )  # fmt: skip
     adaptations = [QuarterStep()]
     thinned = Chain(

@@ -13,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from html.parser import HTMLParser
+from inspect import signature
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -25,7 +26,7 @@ from pymc_sgmcmc import Posterior, datasets, sources, step_methods
 from pymc_sgmcmc.batching import SCHEMES
 from pymc_sgmcmc.step_methods import center, setup
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
-from pymc_sgmcmc.step_methods.settings import GRADIENTS
+from pymc_sgmcmc.step_methods.estimators import ESTIMATORS
 from pymc_sgmcmc.tuning.find_center import find_center
 from tests.support.models import logistic_model
 
@@ -188,7 +189,7 @@ def test_table_of_what_goes_together(monkeypatch, uncompiled):
         page.partition("## Which go together\n\n")[2].partition("\n\n")[0].split("\n")
     )
     columns = re.findall(r'"(\w+)"', heading)
-    assert columns == [*GRADIENTS, *SCHEMES]
+    assert columns == [*ESTIMATORS, *SCHEMES]
 
     model = logistic_model()
     posterior = Posterior(model)
@@ -197,13 +198,14 @@ def test_table_of_what_goes_together(monkeypatch, uncompiled):
     monkeypatch.setattr(center, "find_center", lambda *arguments: center_of_model)
 
     def takes(step_class, settings, column):
-        chosen = {"gradient" if column in GRADIENTS else "batching": column}
+        usual = signature(step_class).parameters.get("gradient")
+        if usual is None:
+            return "no"
+        gradient = column if column in ESTIMATORS else ESTIMATORS[usual.default](batching=column)
         if step_class is step_methods.Recipe:
             settings = {**settings, "D": lambda theta: 1.0}
-        if step_class not in (step_methods.ULA, step_methods.MALA):
-            chosen["batch_size"] = 50
         try:
-            step_class(model=model, **settings, **chosen)
+            step_class(model=model, batch_size=50, gradient=gradient, **settings)
         except (TypeError, ValueError):
             return "no"
         return "yes"
@@ -305,7 +307,7 @@ def test_costs_in_the_table_of_choices_are_those_of_the_tables():
     page = (DOCS / "choosing.md").read_text(encoding="utf-8")
     groups = {tuple(cells[:3]): cells for cells in cells_of(DOCS / "tables" / "groups.txt")}
     few, many = (groups[count, "10", "`marginalize`, `SGLDCV()`"] for count in ("1000", "1000000"))
-    local = groups["1000", "10", '`SGLDCV(local="z")`']
+    local = groups["1000", "10", '`SGLDCV(gradient=LocalSampling("z"))`']
     setup = f"{float(few[3]):.0f} s of set-up at 10³ groups and {many[3]} s at 10⁶"
     assert f"| {setup}; {few[-1]} and {many[-1]} effective draws a second" in page
     assert f"| {float(local[-1]):.0f} effective draws a second at 10³ groups" in page

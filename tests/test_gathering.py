@@ -10,7 +10,18 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from pymc_sgmcmc import MALA, OSGFS, SGHMC, SGLD, SGLDCV, ModelError, polish, sample
+from pymc_sgmcmc import (
+    MALA,
+    OSGFS,
+    SGHMC,
+    SGLD,
+    SGLDCV,
+    ModelError,
+    Plain,
+    SecondOrder,
+    polish,
+    sample,
+)
 from pymc_sgmcmc import batching as batching_module
 from pymc_sgmcmc import gathering as module
 from pymc_sgmcmc.batching import RowOrder, ShuffledWindows, numbers_without
@@ -70,9 +81,9 @@ def draws_of(model, step, **settings):
 PLAIN = partial(SGLD, batch_size=200, step_size=1e-4, preconditioner="identity")
 STEPS = {
     "SGLDCV": SGLDCV,
-    "with replacement": partial(SGLDCV, batching="replace"),
+    "with replacement": partial(SGLDCV, gradient=SecondOrder(batching="replace")),
     "SGLD": PLAIN,
-    "SGLD with replacement": partial(PLAIN, batching="replace"),
+    "SGLD with replacement": partial(PLAIN, gradient=Plain(batching="replace")),
     "SVRG": partial(SGLD, batch_size=50, gradient="svrg"),
     "SGHMC": SGHMC,
     "OSGFS": partial(OSGFS, batch_size=100),

@@ -17,6 +17,7 @@ FLOORS = (
         "elimination",
         "errors",
         "graph_notes",
+        "guests",
         "limits",
         "matrices",
         "noise",

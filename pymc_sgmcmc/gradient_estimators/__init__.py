@@ -9,12 +9,11 @@ from pymc_sgmcmc.gradient_estimators.control_variate import SECOND_ORDER, Contro
 from pymc_sgmcmc.gradient_estimators.full import FullGradient
 from pymc_sgmcmc.gradient_estimators.plain import PlainGradient
 from pymc_sgmcmc.gradient_estimators.saga import SAGAGradient
-from pymc_sgmcmc.gradient_estimators.svrg import SVRG, SVRGGradient
+from pymc_sgmcmc.gradient_estimators.svrg import SVRGGradient
 from pymc_sgmcmc.gradient_estimators.weighted import WeightedGradient
 
 __all__ = [
     "SECOND_ORDER",
-    "SVRG",
     "ControlVariateGradient",
     "FullGradient",
     "GradientEstimator",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytensor
@@ -127,6 +128,11 @@ class GradientEstimator(ABC):
         self.batching = batching
         scale = np.asarray(batching.n_rows / batching.batch_size, dtype=posterior.dtype)
         self._scale = pt.constant(scale) if batching.static else pytensor.shared(scale, "N_over_n")
+
+    @property
+    def recorded(self) -> Mapping[str, Any]:
+        """Settings of the estimator that a trace has, beside its name."""
+        return {}
 
     @property
     def kept_rows(self) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pytensor
@@ -13,6 +15,7 @@ from pymc_sgmcmc.batching import Batching
 from pymc_sgmcmc.gradient_estimators.base import GradientEstimator, Memory
 from pymc_sgmcmc.marginal.local_transitions import LocalTransitions
 from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.record import LOCAL, LOCAL_TRANSITIONS
 
 
 class FisherGradient(GradientEstimator, Memory):
@@ -76,6 +79,12 @@ class FisherGradient(GradientEstimator, Memory):
             for name in names
         )
         self.memory = self
+
+    @property
+    def recorded(self) -> Mapping[str, Any]:
+        """Names and transitions of the local variables."""
+        names = json.dumps(self.local.complete.names)
+        return {LOCAL: names, LOCAL_TRANSITIONS: self.local.transitions}
 
     def __call__(self, position: TensorVariable, index: TensorVariable) -> TensorVariable:
         """Gradient estimate, shape (d,), at the present local variables."""

@@ -3,14 +3,14 @@ r"""Control variates at a reference that follows the chain: SVRG (Dubey et al. 2
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytensor
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.batching import ANY_NOISE
-from pymc_sgmcmc.checks import whole_number
+from pymc_sgmcmc.checks import or_none, whole_number
 from pymc_sgmcmc.gradient_estimators.base import GradientEstimator, Reference
 from pymc_sgmcmc.gradient_estimators.center_difference import (
     find_center_difference,
@@ -20,35 +20,6 @@ from pymc_sgmcmc.posterior import Posterior
 
 _OTHER = "other "
 """The names of variables outside the position begin with this prefix in the state."""
-
-
-@dataclass(frozen=True)
-class SVRG:
-    """Settings of `SVRGGradient`, for the argument `gradient` of a step method.
-
-    Parameters
-    ----------
-    refresh : int, optional
-        Number of transitions between two references, rounded to whole draws. Default: one epoch,
-        N / n.
-
-    Raises
-    ------
-    ValueError
-        Where `refresh` is not a whole number of transitions, at least 1.
-
-    Examples
-    --------
-    >>> from pymc_sgmcmc.gradient_estimators import SVRG
-    >>> SVRG(refresh=500)
-    SVRG(refresh=500)
-    """
-
-    refresh: int | None = None
-
-    def __post_init__(self):
-        if self.refresh is not None:
-            whole_number("refresh", self.refresh, 1, " of transitions")
 
 
 class SVRGGradient(GradientEstimator, Reference):
@@ -145,7 +116,8 @@ class SVRGGradient(GradientEstimator, Reference):
             "likelihood_gradient_at_reference",
             shape=(posterior.dimension,),
         )
-        self.refresh = SVRG(refresh).refresh or max(1, round(scheme.n_rows / scheme.batch_size))
+        or_none(whole_number, "refresh", refresh, 1, " of transitions")
+        self.refresh = refresh or max(1, round(scheme.n_rows / scheme.batch_size))
         self.reference = self
         self.load(self.at(posterior.initial_position))
 
@@ -157,6 +129,11 @@ class SVRGGradient(GradientEstimator, Reference):
             + self._likelihood_gradient
             + self._scale * difference
         )
+
+    @property
+    def recorded(self) -> Mapping[str, Any]:
+        """Transitions between two references."""
+        return {"refresh": self.refresh}
 
     @property
     def noise_factors(self) -> tuple[float, float]:

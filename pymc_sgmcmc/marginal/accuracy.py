@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Mapping, Sequence
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytensor
@@ -17,6 +16,7 @@ import pytensor.tensor as pt
 from pymc.model import Model
 from pytensor.tensor.variable import TensorVariable
 
+from pymc_sgmcmc import guests
 from pymc_sgmcmc.checks import quoted
 from pymc_sgmcmc.marginal.check import SEED, Evaluated
 from pymc_sgmcmc.marginal.density import GroupDensity
@@ -175,6 +175,18 @@ class QuadratureError:
         """Whether means may be off, where `refine` looked."""
         return self.shift_of_means is not None and not self.shift_of_means <= LARGEST_SHIFT
 
+    def tell(self) -> None:
+        """Log how accurate the quadrature is where `refine` looked."""
+        start = f"The quadrature of {quoted(self.names)} with {self.points} nodes is"
+        if self.moves_means:
+            _log.warning(
+                f"{start} not accurate where the posterior is: means may be off by up to "
+                f"{self.shift_of_means:.2g} standard deviations. Give more nodes, "
+                f"`marginalize(..., points={more_points(self)})`, or sample the original model."
+            )
+        elif self.refinements or self.is_inaccurate_at_start:
+            _log.info(f"{start} accurate around the centre of the posterior.")
+
     def release(self) -> None:
         """Leave no records of a source in memory."""
         if self._density.groups_of_source is not None:
@@ -196,17 +208,10 @@ class QuadratureError:
         return float(max(0.0, np.std(totals, ddof=1) - floor)) if len(totals) > 1 else 0.0
 
 
-_of_models: WeakKeyDictionary[Model, QuadratureError] = WeakKeyDictionary()
-
-
-def remember_quadrature(groups: Model, error: QuadratureError) -> None:
-    """Keep the errors for a model of groups, as long as there is this model."""
-    _of_models[groups] = error
-
-
 def quadrature_of(groups: Model) -> QuadratureError | None:
     """Errors of the quadrature in a model of groups, None where it has none."""
-    return _of_models.get(groups)
+    quadrature = guests.quadrature_of(groups)
+    return quadrature if isinstance(quadrature, QuadratureError) else None
 
 
 def warn_of_quadrature(error: QuadratureError) -> None:
@@ -221,19 +226,6 @@ def warn_of_quadrature(error: QuadratureError) -> None:
             "step method of this package with a centre takes as many as are needed there. For "
             f"others use `marginalize(..., points={more_points(error)})` or the original model."
         )
-
-
-def tell_of_quadrature(error: QuadratureError) -> None:
-    """Log how accurate the quadrature is where `refine` looked."""
-    start = f"The quadrature of {quoted(error.names)} with {error.points} nodes is"
-    if error.moves_means:
-        _log.warning(
-            f"{start} not accurate where the posterior is: means may be off by up to "
-            f"{error.shift_of_means:.2g} standard deviations. Give more nodes, "
-            f"`marginalize(..., points={more_points(error)})`, or sample the original model."
-        )
-    elif error.refinements or error.is_inaccurate_at_start:
-        _log.info(f"{start} accurate around the centre of the posterior.")
 
 
 def more_points(error: QuadratureError) -> int:

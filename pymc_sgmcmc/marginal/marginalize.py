@@ -16,10 +16,10 @@ from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.checks import one_of, or_none, quoted, whole_number
 from pymc_sgmcmc.errors import ModelError
+from pymc_sgmcmc.guests import remember_quadrature
 from pymc_sgmcmc.marginal.accuracy import (
     QuadratureError,
     quadrature_of,
-    remember_quadrature,
     warn_of_quadrature,
 )
 from pymc_sgmcmc.marginal.check import checked_density

@@ -46,8 +46,8 @@ MOST_QUADRATURE_SIZE = max(POINTS)
 """Product rules of more directions have too many nodes."""
 
 LARGEST_LAPLACE = 6
-"""Laplace's method, by which centre and curvature of `local` are computed, is for at most this many
-local quantities of a group. The graph of its Hessian grows with their square."""
+"""Laplace's method, by which centre and curvature of `LocalSampling` are computed, is for at most
+this many local quantities of a group. The graph of its Hessian grows with their square."""
 
 
 def nodes_and_weights(points: int, size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -85,7 +85,8 @@ def call_of(structure: LocalStructure, *, quadratic: bool) -> str | None:
     if quadratic or size <= MOST_QUADRATURE_SIZE:
         return f"`marginalize(model, [{listed}])`"
     if size <= LARGEST_LAPLACE:
-        return f"`SGLDCV(local=[{listed}])` or, roughly, `marginalize(model, [{listed}], points=1)`"
+        of_centre = f"`marginalize(model, [{listed}], points=1)`"
+        return f"`SGLDCV(gradient=LocalSampling([{listed}]))` or, roughly, {of_centre}"
     return None
 
 

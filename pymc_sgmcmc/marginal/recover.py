@@ -70,13 +70,13 @@ def recover(
     Parameters
     ----------
     idata : xarray.DataTree
-        Trace of the model of groups, or of a step method with `local`. It is not changed.
+        Trace of the model of groups, or of a step method with `LocalSampling`. It is not changed.
     model : pymc.Model
         The original model, that was given to `marginalize`. Where it is written on the first rows
         of a source, the records are read from there, of as many groups as its memory takes.
     names : str, variable, or a sequence of these, optional
         The local variables. Default: the free variables of the model that the trace lacks. Those
-        that a step method has sampled by `local` are drawn anew.
+        that a step method has sampled by `LocalSampling` are drawn anew.
     groups : sequence, optional
         Draw for these groups alone: labels of the dimension of the groups where the model has
         labels for it, otherwise their numbers. Numbers also serve where the labels are text.

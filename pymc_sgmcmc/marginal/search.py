@@ -7,6 +7,7 @@ from math import prod
 
 from pymc.model import Model
 
+from pymc_sgmcmc.checks import quoted
 from pymc_sgmcmc.errors import ModelError, NotTogetherError
 from pymc_sgmcmc.marginal.check import checked_density
 from pymc_sgmcmc.marginal.exact import is_quadratic
@@ -89,6 +90,20 @@ def call_for(model: Model, structure: LocalStructure) -> str | None:
         return None
     quadratic = structure.block_size > MOST_QUADRATURE_SIZE and is_quadratic(model, density)
     return call_of(structure, quadratic=quadratic)
+
+
+def advice_on_groups(model: Model) -> str | None:
+    """A better choice than minibatches of rows for effects of groups, or None."""
+    for structure in local_structures(model)[0]:
+        if (call := call_for(model, structure)) is None:
+            continue
+        verb = "has" if len(structure.names) == 1 else "have"
+        return (
+            f"{quoted(structure.names)} {verb} entries for {structure.n_groups} groups of records, "
+            "and a minibatch says nothing of the groups that it does not touch. Use "
+            f"{call}, or NUTS."
+        )
+    return None
 
 
 def _structures(model: Model, fewest: int) -> Iterator[LocalStructure]:

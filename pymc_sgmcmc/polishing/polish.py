@@ -259,7 +259,7 @@ def _read(idata: DataTree, model: pm.Model) -> tuple[pm.Model, Posterior, np.nda
     if local := stored_local(settings):
         raise ValueError(
             f"`polish` moves all variables together, but the run has sampled {quoted(local)} by "
-            "`local`. Polish a run on `marginalize(model, ...)` instead."
+            "`LocalSampling`. Polish a run on `marginalize(model, ...)` instead."
         )
     names = integrated_out(settings)
     if missing := [name for name in names if name not in model.named_vars]:

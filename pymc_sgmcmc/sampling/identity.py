@@ -245,7 +245,7 @@ def _version(package: str) -> str | None:
 def _arguments(step: StochasticGradientStep) -> dict[str, Any]:
     """Arguments with which the step method was made, but for the model and its variables."""
     _, arguments = step.__getnewargs_ex__()
-    left_out = ("model", "vars", "initial_point", "blocked", "rng")
+    left_out = ("model", "vars")
     return {name: _described(value) for name, value in arguments.items() if name not in left_out}
 
 

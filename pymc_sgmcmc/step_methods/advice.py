@@ -5,10 +5,7 @@ from __future__ import annotations
 import time
 
 import numpy as np
-from pymc.model import Model
 
-from pymc_sgmcmc.checks import quoted
-from pymc_sgmcmc.marginal.search import call_for, local_structures
 from pymc_sgmcmc.matrices import Diagonal
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning import Center
@@ -16,20 +13,6 @@ from pymc_sgmcmc.tuning import Center
 STEP_OF_NUTS = 1.4
 """The step size of NUTS for d independent normals is about this over the fourth root of d. Measured
 are .80, .44 and .38 for 10, 100 and 1000 of them."""
-
-
-def advice_on_groups(model: Model) -> str | None:
-    """A better choice than minibatches of rows for effects of groups, or None."""
-    for structure in local_structures(model)[0]:
-        if (call := call_for(model, structure)) is None:
-            continue
-        verb = "has" if len(structure.names) == 1 else "have"
-        return (
-            f"{quoted(structure.names)} {verb} entries for {structure.n_groups} groups of records, "
-            "and a minibatch says nothing of the groups that it does not touch. Use "
-            f"{call}, or NUTS."
-        )
-    return None
 
 
 def advice_on_nuts(

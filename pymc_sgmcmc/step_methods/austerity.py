@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 from pymc.step_methods.compound import StepMethodState
@@ -19,11 +19,7 @@ from pymc_sgmcmc.schedules import check_step_size
 from pymc_sgmcmc.sources import RowSource
 from pymc_sgmcmc.step_methods.contract import StepMethod
 from pymc_sgmcmc.step_methods.documentation import documented
-from pymc_sgmcmc.step_methods.settings import (
-    CommonSettings,
-    Settings,
-    default_preconditioner,
-)
+from pymc_sgmcmc.step_methods.settings import ModelSettings, Preconditioner, Settings
 from pymc_sgmcmc.step_methods.setup import Kind, Setup
 
 OPTIMAL_SCALE = 2.38
@@ -36,12 +32,6 @@ close to normal unless a few rows have most of their variance."""
 
 MOST_ERROR = 0.5
 """An error of a half would stop each test after its first batch, whatever it says."""
-
-NO_GRADIENTS = {
-    name: f"uses no gradients, so it takes no `{name}`. Leave it out, or use `SGLD`."
-    for name in ("bias", "gradient", "batching", "local", "thin", "positive")
-}
-"""These settings are refused, since they belong to gradients and runs of transitions."""
 
 
 @dataclass_state
@@ -105,8 +95,6 @@ class AusterityMH(StepMethod):
     preconditioner : {"curvature", "identity"}, float, (d,) or (d, d) array, optional
         The matrix M, symmetric positive definite. Default: "curvature", the inverse curvature at
         the centre. It is needed where `step_size` is given.
-    compile_kwargs : dict, optional
-        Not used, since rows are evaluated by NumPy.
 
     Raises
     ------
@@ -137,7 +125,6 @@ class AusterityMH(StepMethod):
 
     name = "austerity_mh"
     _state_class = AusterityState
-    _refused: ClassVar = NO_GRADIENTS
     stats_dtypes_shapes: dict[str, tuple[Any, Any]] = {  # noqa: RUF012  # as PyMC declares it
         "accepted": (np.float64, []),
         "rows_read": (np.int64, []),
@@ -149,10 +136,12 @@ class AusterityMH(StepMethod):
         vars: Sequence | None = None,
         *,
         error: float = 0.001,
-        **settings: Unpack[CommonSettings],
+        preconditioner: Preconditioner = None,
+        step_size: float | None = None,
+        batch_size: int | None = None,
+        **settings: Unpack[ModelSettings],
     ):
         self.error = _check_error(error)
-        step_size = settings.get("step_size")
         if callable(step_size):
             raise TypeError(
                 f"`step_size` should be one number for `AusterityMH`, but got {step_size!r}."
@@ -162,10 +151,15 @@ class AusterityMH(StepMethod):
                 "`AusterityMH` reads random rows in each transition, but `rows` are in a source. "
                 "Use `SGLDCV`."
             )
-        common = Settings.of({"vars": vars, **settings})
-        preconditioner = default_preconditioner(common.preconditioner, step_size)
+        common = Settings(
+            vars=vars,
+            preconditioner=preconditioner,
+            step_size=step_size,
+            batch_size=batch_size,
+            **settings,
+        )
         kind = Kind(takes_all_rows=True, is_exact=self.error == 0, is_metropolis=True)
-        setup = Setup(type(self).__name__, common, kind, preconditioner)
+        setup = Setup(type(self).__name__, common, kind)
         self.posterior = posterior = setup.posterior
         if not posterior.has_rows:
             raise ModelError(
@@ -174,17 +168,16 @@ class AusterityMH(StepMethod):
             )
         self.vars = list(posterior.layout.variables)
         self.batch_size = check_batch_size(
-            min(FEWEST_ROWS, posterior.n_rows) if common.batch_size is None else common.batch_size,
+            min(FEWEST_ROWS, posterior.n_rows) if batch_size is None else batch_size,
             posterior.n_rows,
         )
-        _, self._root = setup.preconditioner(preconditioner)
+        _, self._root = setup.preconditioner()
         if step_size is None:
             step_size = OPTIMAL_SCALE**2 / posterior.dimension
         self.step_size = float(check_step_size(step_size))  # type: ignore[arg-type]
         self.center = setup.known_center
         self._initial_position = posterior.initial_position
-        self.blocked = common.blocked
-        self.setup_chain(common.generator(), 0, 0)
+        self.setup_chain(np.random.default_rng(), 0, 0)
 
     def setup_chain(self, rng: Any, tune: int, draws: int) -> None:
         """Begin a chain.

@@ -33,20 +33,20 @@ from pymc_sgmcmc.checks import FEW_NAMES, quoted
 from pymc_sgmcmc.dynamics import EULER, Law
 from pymc_sgmcmc.engine import TransitionBlock
 from pymc_sgmcmc.errors import ModelError, NonFinitePositionError
-from pymc_sgmcmc.marginal.accuracy import quadrature_of, tell_of_quadrature
-from pymc_sgmcmc.matrices import Matrix
+from pymc_sgmcmc.guests import advice_on_groups, quadrature_of
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.compiled import quick_graphs
 from pymc_sgmcmc.posterior.threads import threads_for_passes
 from pymc_sgmcmc.record import COMPUTED, GIVEN, RECORD, RunRecord, with_preconditioner
 from pymc_sgmcmc.schedules import StepSize, step_sizes
 from pymc_sgmcmc.stages import lacks_widgets, log, set_up, stage
-from pymc_sgmcmc.step_methods.advice import advice_on_groups, advice_on_nuts
+from pymc_sgmcmc.step_methods.advice import advice_on_nuts
 from pymc_sgmcmc.step_methods.contract import StepMethod
+from pymc_sgmcmc.step_methods.estimators import Gradient
 from pymc_sgmcmc.step_methods.possible_draws import PossibleDraws, prepare
 from pymc_sgmcmc.step_methods.pymc_hook import install
 from pymc_sgmcmc.step_methods.run_settings import run_settings, with_cost, with_pace
-from pymc_sgmcmc.step_methods.settings import CommonSettings, Settings, default_preconditioner
+from pymc_sgmcmc.step_methods.settings import CommonSettings, Preconditioner, Settings
 from pymc_sgmcmc.step_methods.setup import Design, Kind, Setup, paced
 
 DRAW_ELEMENTS = 250_000_000
@@ -129,7 +129,6 @@ class StochasticGradientStep(StepMethod):
 
     _kind: ClassVar[Kind] = Kind()
     _law: Law = EULER
-    _preconditioner: str | np.ndarray | Matrix = "identity"
     posterior: Posterior
     batching: Batching
     chain: Chain
@@ -140,15 +139,18 @@ class StochasticGradientStep(StepMethod):
     @set_up()
     @quick_graphs()
     @threads_for_passes()
-    def __init__(self, vars: Sequence | None = None, **given: Unpack[CommonSettings]):
-        settings = Settings.of({**self._defaults, "vars": vars, **given})
-        if takes_preconditioner := "preconditioner" not in self._refused:
-            self._preconditioner = default_preconditioner(
-                settings.preconditioner, settings.step_size
-            )
+    def __init__(
+        self,
+        vars: Sequence | None = None,
+        *,
+        gradient: Gradient = "plain",
+        preconditioner: Preconditioner = None,
+        **settings: Unpack[CommonSettings],
+    ):
+        given = Settings(vars=vars, gradient=gradient, preconditioner=preconditioner, **settings)
         install()
         began = time.monotonic()
-        setup = Setup(type(self).__name__, settings, self._kind, self._preconditioner, self._law)
+        setup = Setup(type(self).__name__, given, self._kind, self._law)
         estimator = setup.estimator
         self.bias = setup.bias
         self.posterior = setup.posterior
@@ -159,26 +161,25 @@ class StochasticGradientStep(StepMethod):
         self.batching = estimator.batching
         self.batching_name = self.batching.name
         self.batch_size = self.batching.batch_size
-        self.blocked = settings.blocked
         self._owns_all = not setup.posterior.others
         self._initial_values = setup.posterior.initial_values
-        self.runs_on_jax = settings.on_jax
+        self.runs_on_jax = given.on_jax
         self._process = os.getpid()
 
         design = self._design(setup)
         self.center = setup.known_center
         most_in_memory = self._most_in_memory(design)
-        if settings.thin is not None and settings.thin > most_in_memory:
+        if given.thin is not None and given.thin > most_in_memory:
             raise ValueError(
                 f"`thin` should be at most {most_in_memory} here, so that the transitions of a "
-                f"draw fit into memory, but got {settings.thin}. Record more draws instead."
+                f"draw fit into memory, but got {given.thin}. Record more draws instead."
             )
         longest = max(design.pace.thin, design.pace.most_thin or 1)
         with stage("Compiling", COMPILING_HINT):
             block = TransitionBlock(
                 design.dynamics,
                 estimator,
-                settings.compile_kwargs,
+                given.compile_kwargs,
                 static_length=max(JAX_BLOCK_TRANSITIONS, longest) if self.runs_on_jax else None,
             )
         self._starts_around = self.center if design.begins_at_center else None
@@ -199,11 +200,9 @@ class StochasticGradientStep(StepMethod):
             ],
             most_thin=design.pace.most_thin,
         )
-        self.run_settings = run_settings(
-            setup, design, self._preconditioner if takes_preconditioner else None
-        )
+        self.run_settings = run_settings(setup, design)
         self._pace = design.pace
-        self._thin_given = settings.thin is not None
+        self._thin_given = given.thin is not None
         self._watch, self._remedy = design.watch, design.remedy
         self._tunes = any(
             isinstance(adaptation, LangevinStepSize) for adaptation in self.chain.adaptations
@@ -212,15 +211,15 @@ class StochasticGradientStep(StepMethod):
         is_computed = setup.batch_size_from == "computed" and setup.local is None
         self._advises = is_computed and self._owns_all and not self._kind.takes_all_rows
         in_model = self._advises and self.posterior.coordinates is None
-        if better := advice_on_groups(settings.model) if in_model else None:
+        if better := advice_on_groups(given.model) if in_model else None:
             log.info("%s: %s", setup.name, better)
             self._advises = False
-        if (quadrature := quadrature_of(settings.model)) is not None:
-            tell_of_quadrature(quadrature)
+        if (quadrature := quadrature_of(given.model)) is not None:
+            quadrature.tell()
         if not self._kind.is_exact:
             with stage("Compiling", COMPILING_HINT):
                 prepare(self.posterior)
-        self.setup_chain(settings.generator(), 0, 0)
+        self.setup_chain(np.random.default_rng(), 0, 0)
         self.tune = True
         seconds = time.monotonic() - began
         self.run_settings = with_cost(
@@ -337,10 +336,8 @@ class StochasticGradientStep(StepMethod):
                 "This process was forked from one that uses JAX, so it may hang. Pass "
                 '`mp_ctx="forkserver"` or `mp_ctx="spawn"` to `pm.sample`, or `cores=1`.'
             )
-        changed = self.posterior.changed_data()
-        if changed is None and self._local is not None:
-            changed = self._local.complete.changed_data()
-        self._refuse_changed_model(self.posterior.changed_model(), changed)
+        posterior = self.posterior
+        self._refuse_changed_model(posterior.changed_model(), posterior.changed_data())
         super().setup_chain(rng, tune, draws)
         self.tune = tune > 0
         self.tune_draws = int(tune)
@@ -592,9 +589,9 @@ class StochasticGradientStep(StepMethod):
         ]
         if moved:
             raise ModelError(
-                f"Another step method moves {quoted(moved[:FEW_NAMES])}, but `local` draws the "
-                "local variables of a group only when it is in a minibatch, so those of the other "
-                "groups belong to earlier values. Leave the other step method out, or `local`."
+                f"Another step method moves {quoted(moved[:FEW_NAMES])}, but `LocalSampling` draws "
+                "the local variables of a group only when it is in a minibatch, so those of the "
+                "other groups belong to earlier values. Leave the other step method out."
             )
 
     def _begin(self, incoming: np.ndarray) -> None:

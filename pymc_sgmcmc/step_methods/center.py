@@ -6,7 +6,6 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,10 +14,11 @@ from scipy import linalg
 
 from pymc_sgmcmc.checks import FEW_NAMES, as_array
 from pymc_sgmcmc.errors import CenterWarning, ModelError
-from pymc_sgmcmc.marginal.accuracy import quadrature_of
+from pymc_sgmcmc.guests import quadrature_of
 from pymc_sgmcmc.matrices import covariance_root, dependent_coordinates
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.graphs import shape_of
+from pymc_sgmcmc.step_methods.estimators import JointCenter
 from pymc_sgmcmc.step_methods.settings import CENTERS, Settings
 from pymc_sgmcmc.tuning import (
     NOISE_POINTS,
@@ -42,25 +42,6 @@ POINTS_OF_CHECK = 20
 is a standard deviation over them, which is then known to a sixth."""
 
 
-@dataclass(frozen=True)
-class JointCenter:
-    """A centre of the position, and values of the variables outside the position.
-
-    Attributes
-    ----------
-    center : Center
-    others : mapping of str to numpy.ndarray
-        Values at the centre of the variables outside the position.
-    joint_draws : list of mappings or None
-        Points of the Gaussian approximation of all continuous variables of the model, where the
-        position has only some of them.
-    """
-
-    center: Center
-    others: Mapping[str, np.ndarray]
-    joint_draws: list[dict[str, np.ndarray]] | None = None
-
-
 def center_asked_for(settings: Settings, posterior: Posterior) -> JointCenter:
     """Centre by the setting `center`, around which a quadrature takes its nodes.
 
@@ -71,7 +52,7 @@ def center_asked_for(settings: Settings, posterior: Posterior) -> JointCenter:
     TypeError, ValueError
         Where the setting is not a centre of this posterior.
     """
-    quadrature = None if settings.local is not None else quadrature_of(settings.model)
+    quadrature = quadrature_of(settings.model)
     if quadrature is None:
         return _center(settings, posterior)
     with held_back() as of_fewer_nodes:
@@ -100,9 +81,7 @@ def _searched(settings: Settings, posterior: Posterior) -> JointCenter:
     if posterior.others and len(moved) > len(posterior.layout.variables):
         # The control variate needs the joint mode, whatever the initial values of the other
         # continuous variables.
-        joint = Posterior(
-            model, moved, rows=settings.rows, initial_point=settings.initial_point, check=False
-        )
+        joint = Posterior(model, moved, rows=settings.rows, check=False)
         joint_center = find_center(joint, joint.initial_position)
         point = joint.layout.unravel(joint_center.position)
         joint_draws = laplace_draws(joint, joint_center, NOISE_POINTS)
@@ -120,19 +99,17 @@ def _given(settings: Settings, posterior: Posterior) -> JointCenter:
     point = given_point(settings, posterior)
     posterior.set_others({**settings.model.initial_point(), **point})
     position = posterior.layout.ravel(point)
-    if isinstance(settings.center, Center):
-        # The nearest Gaussian has a curvature of its own, and its mean may be away from the mode.
-        center = center_at(posterior, position, settings.center.curvature)
-        center = _steepened(center, posterior, center)
-        return JointCenter(center, _values_of_others(posterior))
-    center = center_at(posterior, position)
-    if not center.distance <= FARTHEST_GIVEN_CENTER:
-        raise ValueError(
-            f"`center` is more than {FARTHEST_GIVEN_CENTER:,.0f} posterior standard deviations "
-            "away from the mode. Give a point near the mode, or leave `center` out to have it "
-            "searched."
-        )
-    check_given_center(center)
+    # The nearest Gaussian has a curvature of its own, and its mean may be away from the mode.
+    curvature = settings.center.curvature if isinstance(settings.center, Center) else None
+    center = center_at(posterior, position, curvature)
+    if curvature is None:
+        if not center.distance <= FARTHEST_GIVEN_CENTER:
+            raise ValueError(
+                f"`center` is more than {FARTHEST_GIVEN_CENTER:,.0f} posterior standard deviations "
+                "away from the mode. Give a point near the mode, or leave `center` out to have it "
+                "searched."
+            )
+        check_given_center(center)
     center = _steepened(center, posterior, center)
     return JointCenter(center, _values_of_others(posterior))
 

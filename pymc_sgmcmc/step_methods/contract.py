@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from abc import ABCMeta
-from collections.abc import Mapping
 from inspect import Parameter, Signature, signature
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args, get_type_hints
 
 from pymc.step_methods.compound import BlockedStep, Competence
 
@@ -17,7 +16,15 @@ from pymc_sgmcmc.posterior.position import (
     refuse_dimensions,
     value_variables,
 )
-from pymc_sgmcmc.step_methods.settings import COMMON_SIGNATURE
+from pymc_sgmcmc.step_methods.settings import SIGNATURE
+
+MOVED = {
+    "batching": 'Give it to the estimator, as in `gradient=FirstOrder(batching="replace")`.',
+    "local": "Give `gradient=LocalSampling(...)`.",
+    "positive": "Positive variables that the model has without a transform are mirrored at zero.",
+    "initial_point": "Give `initval` to the variables of the model.",
+}
+"""What is in place of arguments of earlier versions."""
 
 
 class _StepMethodType(ABCMeta):
@@ -33,28 +40,26 @@ class StepMethod(BlockedStep, metaclass=_StepMethodType):
 
     default_blocked = True
     name: str
-    _refused: ClassVar[Mapping[str, str]] = {}
-    """Settings of other step methods that this class refuses, with the reason."""
-    _defaults: ClassVar[Mapping[str, Any]] = {}
-    """Defaults of settings that are not those of the other step methods."""
-    __signature__: ClassVar[Signature] = COMMON_SIGNATURE
+    __signature__: ClassVar[Signature]
 
     def __init_subclass__(cls, **kwargs: Any):
         """Give the class the signature that help and editors show.
 
-        Where its `__init__` ends in ``**settings``, these are the arguments of the class above that
-        it neither has itself nor refuses.
+        Where its `__init__` ends in ``**settings``, these are the arguments that their type names,
+        or else those of the class above that it does not have itself.
         """
         super().__init_subclass__(**kwargs)
         own = list(signature(cls.__init__).parameters.values())[1:]
         kinds = [parameter.kind for parameter in own]
         if kinds[-1:] == [Parameter.VAR_KEYWORD] and Parameter.VAR_POSITIONAL not in kinds:
-            names = {parameter.name for parameter in own} | set(cls._refused)
-            own[-1:] = [
-                parameter.replace(default=cls._defaults.get(name, parameter.default))
-                for name, parameter in super(cls, cls).__signature__.parameters.items()
-                if name not in names
-            ]
+            names = {parameter.name for parameter in own}
+            typed = get_args(get_type_hints(cls.__init__).get(own[-1].name))
+            above = (
+                [SIGNATURE[name] for name in SIGNATURE if name in typed[0].__annotations__]
+                if typed
+                else super(cls, cls).__signature__.parameters.values()
+            )
+            own[-1:] = [parameter for parameter in above if parameter.name not in names]
         cls.__signature__ = Signature(own)
 
     def __new__(cls, *args: Any, **kwargs: Any):
@@ -68,11 +73,10 @@ class StepMethod(BlockedStep, metaclass=_StepMethodType):
         takes_any = any(
             parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values()
         )
-        for argument in kwargs:
-            if argument in cls._refused:
-                raise TypeError(f"`{cls.__name__}` {cls._refused[argument]}")
-            if argument not in parameters and not takes_any:
-                raise unknown_argument(cls.__name__, argument, parameters)
+        for argument in () if takes_any else kwargs:
+            if argument not in parameters:
+                instead = MOVED.get(argument, "")
+                raise unknown_argument(cls.__name__, argument, parameters, instead)
         model = given_model(kwargs.get("model"))
         refuse_dimensions(model)
         variables = args[0] if args else kwargs.get("vars")
@@ -81,6 +85,11 @@ class StepMethod(BlockedStep, metaclass=_StepMethodType):
         elif not model.value_vars:
             raise ModelError(NOTHING_FREE)
         return super().__new__(cls, *args, **kwargs)
+
+    def __getnewargs_ex__(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments of `__new__` for a copy, without the one that PyMC adds."""
+        args, kwargs = super().__getnewargs_ex__()
+        return args, {name: value for name, value in kwargs.items() if name != "blocked"}
 
     @staticmethod
     def _refuse_changed_model(variable: str | None, data: str | None = None) -> None:

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import Unpack
 
 import numpy as np
 
 from pymc_sgmcmc.dynamics.metropolis_adjusted import MetropolisAdjustedLangevin
 from pymc_sgmcmc.gradient_estimators import FullGradient
+from pymc_sgmcmc.schedules import StepSize
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.documentation import documented
-from pymc_sgmcmc.step_methods.settings import (
-    NO_MIRROR,
-)
+from pymc_sgmcmc.step_methods.settings import ChainSettings, Preconditioner
 from pymc_sgmcmc.step_methods.setup import Design, Kind, Pace, Setup, default_thinning
 from pymc_sgmcmc.step_methods.sgld import SGLD
 
 OPTIMAL_MALA_SCALE = 1.65
 """This scale of the proposal in one coordinate gives MALA an acceptance rate of 0.574, which is
 optimal in high dimension (Roberts and Rosenthal 1998)."""
-
-
-OF_MINIBATCHES = {
-    name: f"uses the gradient of all rows, so it takes no `{name}`. Leave it out, or use `SGLD` "
-    "for minibatches."
-    for name in ("batch_size", "batching", "gradient", "local")
-}
-"""These settings are refused, since the gradient of all rows has no use for them."""
 
 
 @documented
@@ -52,8 +44,7 @@ class ULA(SGLD):
     Raises
     ------
     TypeError
-        For `batch_size`, `batching` or `gradient`, which have no meaning here; otherwise as
-        `SGLD`.
+        For `batch_size` or `gradient`, which have no meaning here; otherwise as `SGLD`.
 
     References
     ----------
@@ -66,9 +57,26 @@ class ULA(SGLD):
     """
 
     name = "ula"
+    _kind = Kind(takes_low_rank=True, bounds_noise=True, takes_all_rows=True, mirrors=True)
 
-    _kind = Kind(takes_low_rank=True, bounds_noise=True, takes_all_rows=True)
-    _refused = OF_MINIBATCHES
+    def __init__(
+        self,
+        vars: Sequence | None = None,
+        *,
+        integrator: str = "euler",
+        preconditioner: Preconditioner = None,
+        step_size: StepSize | None = None,
+        bias: float | None = None,
+        **settings: Unpack[ChainSettings],
+    ):
+        super().__init__(
+            vars,
+            integrator=integrator,
+            preconditioner=preconditioner,
+            step_size=step_size,
+            bias=bias,
+            **settings,
+        )
 
 
 @documented
@@ -107,8 +115,7 @@ class MALA(StochasticGradientStep):
     Raises
     ------
     TypeError
-        For `batch_size`, `batching` or `gradient`, which have no meaning here; otherwise as
-        `SGLD`.
+        For `batch_size` or `gradient`, which have no meaning here; otherwise as `SGLD`.
 
     Notes
     -----
@@ -145,16 +152,21 @@ class MALA(StochasticGradientStep):
 
     name = "mala"
     _kind = Kind(takes_all_rows=True, is_exact=True, is_metropolis=True)
-    _refused: ClassVar = {
-        **OF_MINIBATCHES,
-        **NO_MIRROR,
-        "bias": "has no bias, so it takes no `bias`. Leave it out.",
-    }
+
+    def __init__(
+        self,
+        vars: Sequence | None = None,
+        *,
+        preconditioner: Preconditioner = None,
+        step_size: StepSize | None = None,
+        **settings: Unpack[ChainSettings],
+    ):
+        super().__init__(vars, preconditioner=preconditioner, step_size=step_size, **settings)
 
     def _design(self, setup: Setup) -> Design:
         posterior, estimator = setup.posterior, setup.estimator
         assert isinstance(estimator, FullGradient)
-        matrix, root = setup.preconditioner(self._preconditioner)
+        matrix, root = setup.preconditioner()
 
         def optimal() -> Pace:
             step_size = optimal_mala_step(setup.center.curvature.relative_to(root))

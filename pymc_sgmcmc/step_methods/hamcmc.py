@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Unpack
+from dataclasses import dataclass
+from typing import Unpack
 
 import numpy as np
 
@@ -13,12 +14,9 @@ from pymc_sgmcmc.matrices import Dense, Diagonal, Matrix
 from pymc_sgmcmc.schedules import MOST_THINNING
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.documentation import documented
-from pymc_sgmcmc.step_methods.settings import (
-    NO_LOCAL,
-    OWN_PRECONDITIONER,
-    CommonSettings,
-)
-from pymc_sgmcmc.step_methods.setup import Design, Pace, Setup, default_thinning
+from pymc_sgmcmc.step_methods.estimators import Gradient
+from pymc_sgmcmc.step_methods.settings import CommonSettings
+from pymc_sgmcmc.step_methods.setup import Design, Kind, Pace, Setup, default_thinning
 from pymc_sgmcmc.tuning import Center
 
 REGULARIZATION = 1e-2
@@ -36,6 +34,32 @@ PAIRS = ("own", "between")
 other chains ("between")."""
 
 
+@dataclass(frozen=True)
+class Pairs:
+    r"""Pairs from which `HAMCMC` learns the curvature.
+
+    Parameters
+    ----------
+    kind : {"own", "between"}
+        See `HAMCMC`.
+    threshold : float, optional
+        :math:`\kappa > 0`, in inverse units of :math:`\gamma`. A pair is used only if
+        :math:`s^\top y > \kappa \|D^{-1} s\|^2`. Default: 0.01 :math:`\lambda_{\max}(DHD)` or,
+        where it is larger, a quarter of :math:`\lambda_{\min}(DHD)`, up to 500 dimensions.
+
+    Raises
+    ------
+    TypeError, ValueError
+    """
+
+    kind: str = "own"
+    threshold: float | None = None
+
+    def __post_init__(self):
+        one_of("kind", self.kind, PAIRS)
+        or_none(positive_number, "threshold", self.threshold)
+
+
 @documented
 class HAMCMC(StochasticGradientStep):
     r"""Hessian approximated MCMC: Langevin dynamics with limited-memory BFGS.
@@ -51,7 +75,7 @@ class HAMCMC(StochasticGradientStep):
     algorithm 1, for the scaled position :math:`D^{-1} \theta`). By default
     :math:`D^2 = \operatorname{diag}(H)^{-1}` with the curvature H at the centre, so that no
     coordinate is slow for its unit alone; D is the identity, as in the paper, where
-    `initial_scale`, `regularization` or `curvature_threshold` is given.
+    `initial_scale`, `regularization` or the threshold of `Pairs` is given.
     No matrix is stored: the two-loop recursion gives :math:`H_t \hat\nabla`, and a similar
     recursion gives noise with covariance :math:`H_t` exactly.
 
@@ -68,8 +92,8 @@ class HAMCMC(StochasticGradientStep):
     The bias was 2 % of a second moment in one strongly curved example. It was 0.2 standard
     deviations of the mean of a log scale in a small hierarchical model and 0.1 on a curved ridge,
     where some chains became infinite besides. ``pairs="between"`` had neither.
-    :math:`\lambda` causes no bias. With ``positive="mirror"`` pairs are zero in the mirrored
-    variables, so that these move with :math:`\gamma` alone.
+    :math:`\lambda` causes no bias. Pairs are zero in variables that are mirrored at zero, so that
+    these move with :math:`\gamma` alone.
 
     ``pairs="between"`` learns the curvature from differences between the other chains,
     :math:`s_\tau = \theta_\tau - \theta_{\tau-1}` for :math:`\tau = t-M+2, \dots, t-1`. The moving
@@ -87,9 +111,10 @@ class HAMCMC(StochasticGradientStep):
     ----------
     memory : int
         M, at least 2: the number of chains that take turns. The number of pairs is one less.
-    pairs : {"own", "between"}
+    pairs : {"own", "between"} or Pairs
         "own" are the pairs of the paper, from the moves of each chain. "between" are differences
-        between chains, which leave no bias as h goes to zero and need M of at least 3.
+        between chains, which leave no bias as h goes to zero and need M of at least 3. `Pairs` sets
+        besides which ones are used.
     initial_scale : float, optional
         :math:`\gamma`, in squared units of the unconstrained position. Default:
         :math:`1 / (\lambda_{\max}(DHD) + \lambda)`, at the centre, with a bound on
@@ -97,10 +122,6 @@ class HAMCMC(StochasticGradientStep):
     regularization : float, optional
         :math:`\lambda \ge 0`, in inverse units of :math:`\gamma`. It bounds :math:`H_t` by
         :math:`1/\lambda` in flat directions. Default: 0.01 :math:`\lambda_{\max}(DHD)`.
-    curvature_threshold : float, optional
-        :math:`\kappa > 0`, in the same units. A pair is used only if
-        :math:`s^\top y > \kappa \|D^{-1} s\|^2`. Default: 0.01 :math:`\lambda_{\max}(DHD)` or,
-        where it is larger, a quarter of :math:`\lambda_{\min}(DHD)`, up to 500 dimensions.
     step_size : float or callable, optional
         The step size h, in units in which the posterior's curvature is about 1 or less. Default:
         that of `SGLD` with the preconditioner :math:`(H + \lambda D^{-2})^{-1}`, which bounds
@@ -148,28 +169,26 @@ class HAMCMC(StochasticGradientStep):
     """
 
     name = "hamcmc"
-    _refused = NO_LOCAL | OWN_PRECONDITIONER
-    _defaults: ClassVar = {"gradient": "cv"}
+    _kind = Kind(has_preconditioner=False, mirrors=True, takes_local=False)
 
     def __init__(
         self,
         vars: Sequence | None = None,
         *,
         memory: int = 3,
-        pairs: str = "own",
+        pairs: str | Pairs = "own",
         initial_scale: float | None = None,
         regularization: float | None = None,
-        curvature_threshold: float | None = None,
+        gradient: Gradient = "cv",
         **settings: Unpack[CommonSettings],
     ):
-        self._pairs = one_of("pairs", pairs, PAIRS)
-        self._memory = _check_memory(memory, self._pairs)
+        if not isinstance(pairs, Pairs):
+            pairs = Pairs(one_of("pairs", pairs, PAIRS, " or Pairs"))
+        self._pairs = pairs
+        self._memory = _check_memory(memory, pairs.kind)
         self._initial_scale = or_none(positive_number, "initial_scale", initial_scale)
         self._regularization = or_none(positive_number, "regularization", regularization, zero=True)
-        self._curvature_threshold = or_none(
-            positive_number, "curvature_threshold", curvature_threshold
-        )
-        super().__init__(vars, **settings)
+        super().__init__(vars, gradient=gradient, **settings)
 
     def _design(self, setup: Setup) -> Design:
         memory = self._memory
@@ -181,7 +200,7 @@ class HAMCMC(StochasticGradientStep):
                 "from one of the chains that take turns."
             )
         largest = np.nan
-        given = (self._initial_scale, self._regularization, self._curvature_threshold)
+        given = (self._initial_scale, self._regularization, self._pairs.threshold)
         squares = np.ones(setup.posterior.dimension)
         if given == (None, None, None):
             squares = 1 / setup.center.curvature.precision.diagonal()
@@ -214,14 +233,14 @@ class HAMCMC(StochasticGradientStep):
             setup.shared(scale * squares, "initial_scale"),
             setup.shared(regularization / squares, "regularization"),
             setup.shared(threshold / squares, "curvature_threshold"),
-            between_chains=self._pairs == "between",
+            between_chains=self._pairs.kind == "between",
             mirrored=setup.mirrored(),
         )
         return Design(dynamics, pace)
 
     def _remedy_of(self, step_size: float) -> str:
         remedy = super()._remedy_of(step_size)
-        if self._pairs == "own":
+        if self._pairs.kind == "own":
             remedy += '. `pairs="between"` may help where the posterior is far from Gaussian'
         return remedy
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from pytensor.graph.basic import Variable
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.batching import make_batching
-from pymc_sgmcmc.checks import or_none, quoted, whole_number
+from pymc_sgmcmc.checks import or_none, quoted, truth_value, whole_number
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.gradient_estimators.fisher_identity import FisherGradient
 from pymc_sgmcmc.marginal.complete import CompleteData
@@ -19,6 +20,8 @@ from pymc_sgmcmc.marginal.local_transitions import GivenTransitions, LocalState
 from pymc_sgmcmc.marginal.marginalize import names_of
 from pymc_sgmcmc.marginal.quadrature import LARGEST_LAPLACE
 from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.sources import RowSource
+from pymc_sgmcmc.step_methods.estimators import Estimator, Parts
 from pymc_sgmcmc.step_methods.settings import Settings
 from pymc_sgmcmc.tuning import Center, RowNoise
 from pymc_sgmcmc.tuning.local_variables import (
@@ -36,13 +39,16 @@ DEFAULT_TRANSITIONS = 5
 
 
 @dataclass(frozen=True, eq=False)
-class LocalSampling:
-    r"""How a step method samples local variables, by its argument `local`.
+class LocalSampling(Estimator):
+    r"""An estimator that samples local variables itself, by Fisher's identity.
+
+    See `FisherGradient`. The rows are then the groups, and the chain moves the other variables.
 
     Parameters
     ----------
     names : str, variable, or a sequence of these
-        Free variables with entries for groups, as in `marginalize`.
+        Free variables with entries for groups, as in `marginalize`, which serves better for up to
+        three quantities a group.
     transitions : int, optional
         Transitions of the local variables of a group whenever it is in a minibatch. Default: as
         many as leave an autocorrelation of 0.05, or 5 for a transition of your own.
@@ -52,6 +58,14 @@ class LocalSampling:
         Metropolis-adjusted Langevin transitions with the scale of each group.
     noise_size : int, optional
         Standard normal numbers that your transition takes for a group.
+    control_variates : bool
+        Whether gradients are differences from those at the centre. The centre is searched for up to
+        six local quantities a group.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For invalid settings.
 
     Examples
     --------
@@ -65,14 +79,22 @@ class LocalSampling:
     ...     uniform = 0.5 * pt.erfc(state.noise[:, 1] / 2**0.5)
     ...     return pt.switch((pt.log(uniform) < change)[:, None], proposal, state.block)
     >>> local = LocalSampling("effect", transitions=10, transition=from_prior, noise_size=2)
+
+    A step method takes it as ``gradient``, as in ``SGLDCV(gradient=local)``.
     """
 
     names: str | TensorVariable | Sequence[str | TensorVariable]
     transitions: int | None = None
     transition: Callable[[LocalState], TensorVariable] | None = None
     noise_size: int | None = None
+    control_variates: bool = True
 
     def __post_init__(self):
+        names = self.names
+        listed = names if isinstance(names, Sequence) and not isinstance(names, str) else [names]
+        if not listed or not all(isinstance(entry, str | Variable) for entry in listed):
+            raise TypeError(f"`names` should name local variables, but got {names!r}.")
+        truth_value("control_variates", self.control_variates)
         or_none(whole_number, "transitions", self.transitions, 1)
         or_none(whole_number, "noise_size", self.noise_size, 1)
         if (self.transition is None) != (self.noise_size is None):
@@ -81,18 +103,36 @@ class LocalSampling:
                 "`noise_size` is the number of standard normal numbers that it takes for a group."
             )
 
+    @property
+    def order(self) -> int:  # type: ignore[override]
+        """Order of the control variates at the centre."""
+        return int(self.control_variates)
+
+    @property
+    def reduces_variance(self) -> bool:  # type: ignore[override]
+        """Whether there are control variates."""
+        return self.control_variates
+
+    def sampled(self, settings: Settings) -> LocalVariables:
+        """The local variables of a model, and the posterior of the others."""
+        return LocalVariables(self, settings)
+
 
 class GroupPosterior(Posterior):
     """The posterior of the global variables, with gradients of single groups at their modes."""
 
     def __init__(self, complete: CompleteData, settings: Settings):
-        super().__init__(settings.model, rows=settings.rows, initial_point=settings.initial_point)
+        super().__init__(settings.model, rows=settings.rows)
         self._complete, self._mode_gradients = complete, ModeGradients(complete)
 
     @property
     def rows_evaluated(self) -> int:
         """How many log densities or gradients of groups were computed, also by visits to them."""
         return super().rows_evaluated + self._complete.groups_evaluated
+
+    def changed_data(self) -> str | None:
+        """Name of data that have changed, also of the joint model, or None."""
+        return super().changed_data() or self._complete.changed_data()
 
     def row_gradients(self, position: np.ndarray, rows: Sequence[np.ndarray]) -> np.ndarray:
         """Gradients of the log likelihood of single groups, shape (groups, d)."""
@@ -104,36 +144,35 @@ class LocalVariables:
 
     Parameters
     ----------
+    sampling : LocalSampling
     settings : Settings
-        With `local`.
+
+    Raises
+    ------
+    ValueError
+        For settings that do not go with local variables.
     """
 
-    def __init__(self, settings: Settings):
+    def __init__(self, sampling: LocalSampling, settings: Settings):
         _check(settings)
-        given = settings.local
-        self.sampling = given if isinstance(given, LocalSampling) else LocalSampling(given)
-        self._control_variate = settings.order > 0
+        self.sampling = sampling
         computed = settings.step_size is None or settings.batch_size is None
         self.complete = CompleteData(
             settings.model,
-            names_of(self.sampling.names),
-            laplace_wanted=computed or self._control_variate,
+            names_of(sampling.names),
+            laplace_wanted=computed or sampling.control_variates,
         )
-        searched = settings.center is None
-        if not self.complete.has_laplace and (computed or (self._control_variate and searched)):
+        self.searches_center = self.complete.has_laplace
+        needs_search = sampling.control_variates and settings.center is None
+        if not self.searches_center and (computed or needs_search):
             raise ValueError(
                 f"A group has {self.complete.block_size} local quantities, and step size, batch "
                 f"size and centre are computed for at most {LARGEST_LAPLACE}. Give `step_size`, "
                 '`preconditioner="identity"` and `batch_size`, and for control variates a `center`.'
             )
-        point = settings.initial_point
-        if point is not None:
-            mine = {value.name for value in self.complete.density.structure.values}
-            point = {name: value for name, value in point.items() if name not in mine}
         # Other observed variables are no rows, even with as many entries as there are groups.
-        self.settings = replace(
-            settings, model=self.complete.groups, initial_point=point, rows=self.complete.rows
-        )
+        self.settings = copy(settings)
+        self.settings.model, self.settings.rows = self.complete.groups, self.complete.rows
 
     def posterior(self) -> Posterior:
         """The posterior of the global variables, whose rows are the groups and nothing else.
@@ -151,17 +190,17 @@ class LocalVariables:
             )
         return posterior
 
-    def estimator(
-        self, posterior: Posterior, center: Center | None, batch_size: int
-    ) -> FisherGradient:
+    def make(self, parts: Parts) -> FisherGradient:
         """Gradient estimator, scaled at the centre or at the initial position."""
+        posterior = parts.posterior
+        center = None if parts.joint_center is None else parts.joint_center.center
         setup = self._setup(posterior.initial_position if center is None else center.position)
-        batching = make_batching("replace", posterior.data, batch_size)
+        batching = make_batching("replace", posterior.data, parts.batch_size)
         at_center = None
-        if self._control_variate:
+        if self.sampling.control_variates:
             assert center is not None
             gradient = center.likelihood_gradient
-            if self.complete.has_laplace:
+            if self.searches_center:
                 gradient = self._draws(center.position).mean_gradient(center)
             at_center = center.position, gradient
         return FisherGradient(posterior, batching, setup.transitions, setup.blocks, at_center)
@@ -169,7 +208,7 @@ class LocalVariables:
     def noise(self, center: Center) -> RowNoise:
         """Noise of the gradients of groups around the centre."""
         draws = self._draws(center.position)
-        return draws.noise(center, control_variate=self._control_variate)
+        return draws.noise(center, control_variate=self.sampling.control_variates)
 
     def center_at(self, posterior: Posterior, position: np.ndarray) -> Center:
         """A given centre, where there is no Laplace's approximation."""
@@ -214,28 +253,21 @@ def _check(settings: Settings) -> None:
 
     Raises
     ------
-    TypeError, ValueError
+    ValueError
     """
-    given = settings.local
-    listed = given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
-    if not all(isinstance(entry, str | Variable | LocalSampling) for entry in listed):
-        raise TypeError(
-            "`local` should be the names of local variables or a `LocalSampling`, but got "
-            f"{given!r}."
-        )
-    if settings.gradient != "plain" and not settings.order:
+    if isinstance(settings.rows, RowSource):
         raise ValueError(
-            f'`local` goes with `gradient="plain"` or "cv", but got {settings.gradient!r}.'
+            "`LocalSampling` samples the local variables of groups whose records are in memory, "
+            "but `rows` are in a source. Leave one of them out."
         )
-    refused = ("vars", "batching", "rows")
-    for name in refused:
+    for name in ("vars", "rows"):
         if getattr(settings, name) is not None:
             raise ValueError(
-                f"`local` draws groups with replacement and moves all variables, so leave `{name}` "
+                f"`LocalSampling` takes groups as rows and moves all variables, so leave `{name}` "
                 "out."
             )
     if settings.on_jax:
         raise ValueError(
-            "`local` does not run on JAX, which would copy the local variables at each call. Use "
-            '`compile_kwargs={"mode": "NUMBA"}`.'
+            "`LocalSampling` does not run on JAX, which would copy the local variables at each "
+            'call. Use `compile_kwargs={"mode": "NUMBA"}`.'
         )

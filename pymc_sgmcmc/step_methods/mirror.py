@@ -10,7 +10,6 @@ from pymc_sgmcmc.matrices import Diagonal, Matrix, as_matrix
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.position import PositionLayout
 from pymc_sgmcmc.posterior.support import bounded_variables
-from pymc_sgmcmc.step_methods.settings import Settings
 
 NEAR_ZERO = 1e-20
 """The gradient of the log density is evaluated so near to zero."""
@@ -34,8 +33,6 @@ def mirrored_variables(
     ------
     ModelError
         Where draws would leave the support of a variable, unless a step method refuses them.
-    ValueError
-        Where there is no variable to mirror.
     """
     bounded = {
         name: positive
@@ -46,36 +43,29 @@ def mirrored_variables(
     if left and not is_metropolis:
         raise ModelError(
             f"`{left[0]}` has a bounded support but no transform, so draws would leave the "
-            "support. Leave out `default_transform=None`. For positive variables `SGLD`, "
-            '`PSGLD`, `HAMCMC` and `ULA` take `positive="mirror"` instead.'
-        )
-    if mirror and not bounded:
-        raise ModelError(
-            '`positive="mirror"` mirrors positive variables without a transform, but the step '
-            "method has none. Write them with `default_transform=None`, as in "
-            '`pm.Exponential("x", 1, default_transform=None)`.'
+            "support. Leave out `default_transform=None`. `SGLD`, `PSGLD`, `HAMCMC` and `ULA` "
+            "mirror positive variables at zero."
         )
     return list(bounded) if mirror else []
 
 
-def check_mirror(settings: Settings, preconditioner: str | np.ndarray | Matrix) -> None:
+def check_mirror(preconditioner: str | np.ndarray | Matrix | None, *, takes_gradient: bool) -> None:
     """Refuse settings that need a centre, or a reflection in another direction.
 
     Raises
     ------
     ValueError
     """
-    given = not isinstance(preconditioner, str)
+    given = preconditioner is not None and not isinstance(preconditioner, str)
     if given and not isinstance(as_matrix(preconditioner), Diagonal):
         raise ValueError(
-            '`preconditioner` should be a number or a vector with `positive="mirror"`, since '
-            "a dense matrix is reflected in another direction, but is a matrix."
+            "`preconditioner` should be a number or a vector where variables are mirrored at zero, "
+            "since a dense matrix is reflected in another direction, but is a matrix."
         )
-    if settings.local is not None or settings.order:
-        refused = "local" if settings.local is not None else f'gradient="{settings.gradient}"'
+    if not takes_gradient:
         raise ValueError(
-            f'`positive="mirror"` does not go with `{refused}`. Use `gradient="plain"`, or the '
-            "log transform."
+            "Variables that are mirrored at zero do not go with control variates at the centre or "
+            'local variables. Use `gradient="plain"`, or the log transform.'
         )
 
 
@@ -112,7 +102,7 @@ def check_at_zero(posterior: Posterior, names: list[str]) -> None:
                         f"The gradient of the log density is unbounded where `{name}` is zero, as "
                         "with `pm.Gamma` of a shape other than 1 or a standard deviation in a "
                         "likelihood, so steps near zero would be of any length. Leave out "
-                        '`default_transform=None` and `positive="mirror"`.'
+                        "`default_transform=None`."
                     )
 
 

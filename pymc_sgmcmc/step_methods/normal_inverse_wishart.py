@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from pymc.model import Model
 from pymc.step_methods.compound import StepMethodState
 
-from pymc_sgmcmc.checks import generator
 from pymc_sgmcmc.dynamics.normal_inverse_wishart import (
     NormalInverseWishartLaw,
     log_jacobian,
@@ -76,8 +75,6 @@ class NormalInverseWishart(StepMethod):
     ----------
     vars : sequence of two variables
         The mean μ and the precision Λ, in any order.
-    compile_kwargs : dict, optional
-        Not used, since nothing is compiled.
 
     Raises
     ------
@@ -131,10 +128,6 @@ class NormalInverseWishart(StepMethod):
         vars: Sequence,
         *,
         model: Model | None = None,
-        initial_point: Mapping[str, np.ndarray] | None = None,
-        compile_kwargs: Mapping[str, Any] | None = None,
-        blocked: bool = True,
-        rng: Any = None,
     ):
         model = given_model(model)
         self._model, self._names = model, names_of(model)
@@ -143,8 +136,7 @@ class NormalInverseWishart(StepMethod):
         self.vars = [value for value in model.value_vars if value.name in names]
         self.prior = prior_of(self._vectors)
         check_conditional(self._vectors, self.prior)
-        self.blocked = blocked
-        self.rng = generator("rng", rng)
+        self.rng = np.random.default_rng()
 
     def setup_chain(self, rng: Any, tune: int, draws: int) -> None:
         """Begin a chain.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Sequence
-from typing import ClassVar, Unpack
+from dataclasses import dataclass
+from typing import Unpack
 
 import numpy as np
 
@@ -24,17 +25,13 @@ from pymc_sgmcmc.dynamics.osgfs import (
     scalar_bound,
 )
 from pymc_sgmcmc.errors import BatchSizeWarning
-from pymc_sgmcmc.gradient_estimators import PlainGradient
+from pymc_sgmcmc.gradient_estimators import GradientEstimator, PlainGradient
 from pymc_sgmcmc.limits import check_memory
 from pymc_sgmcmc.schedules import MOST_THINNING
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.documentation import documented
-from pymc_sgmcmc.step_methods.settings import (
-    NO_LOCAL,
-    NO_MIRROR,
-    OWN_PRECONDITIONER,
-    CommonSettings,
-)
+from pymc_sgmcmc.step_methods.estimators import Gradient, Plain, estimator_of
+from pymc_sgmcmc.step_methods.settings import MinibatchSettings
 from pymc_sgmcmc.step_methods.setup import Design, Kind, Pace, Setup
 from pymc_sgmcmc.tuning import (
     DENSE_DIMENSION,
@@ -65,6 +62,69 @@ SMALL_K = 0.02
 transitions."""
 
 
+@dataclass(frozen=True)
+class RunningCovariance:
+    """How `OSGFS` computes C, the covariance over rows of a row's gradient.
+
+    Parameters
+    ----------
+    rows : int, optional
+        Number of rows from which C is computed each time. Default: n, but at least 500 and 20 d,
+        at most 10 000, and never more than N.
+    update_every : int, optional
+        Transitions between two updates of C. Default: 1000, or more where computing C is costly.
+
+    Raises
+    ------
+    TypeError, ValueError
+    """
+
+    rows: int | None = None
+    update_every: int | None = None
+
+    def __post_init__(self):
+        or_none(whole_number, "rows", self.rows, 2)
+        or_none(whole_number, "update_every", self.update_every, 1)
+
+
+EVERY_THOUSAND = RunningCovariance()
+"""This is the default of `OSGFS`."""
+
+
+@dataclass(frozen=True)
+class ConvergenceTest:
+    """How `OSGFS` tests whether it has converged, see `pymc_sgmcmc.adaptation.convergence`.
+
+    Parameters
+    ----------
+    rule : {"chi2", "elementwise"}
+        See `OSGFS`.
+    b : float, optional
+        The factor b of the elementwise rule, in (0, 2]. Default: 1.
+    window : int, optional
+        Number of gradients in a window, n_w. Default: 1/k, as the paper suggests, with k of the
+        slowest direction, but at least 50 (so 50 for each k from 0.02 on) and at most 10 000.
+
+    Raises
+    ------
+    TypeError, ValueError
+    """
+
+    rule: str = "chi2"
+    b: float | None = None
+    window: int | None = None
+
+    def __post_init__(self):
+        one_of("rule", self.rule, CONVERGENCE_RULES)
+        or_none(whole_number, "window", self.window, 1)
+        or_none(positive_number, "b", self.b, most=2.0)
+        if self.b is not None and self.rule != "elementwise":
+            raise ValueError(
+                f'`b` belongs to the rule "elementwise", but got b={self.b!r} with {self.rule!r}. '
+                "Leave it out."
+            )
+
+
 @documented
 class OSGFS(StochasticGradientStep):
     r"""Optimized stochastic gradient Fisher scoring.
@@ -80,11 +140,11 @@ class OSGFS(StochasticGradientStep):
     **Law.** On a Gaussian posterior the law is exactly the posterior, at any k, where H and V are
     known. A relative error e of H changes the variance by about
     :math:`-e\, (k/4) / (1 - k/4)`. A curvature that varies over the posterior has the same effect,
-    which `max_k` bounds. An error of V changes the variance by up to as much.
+    which `bias` bounds. An error of V changes the variance by up to as much.
 
     **Covariance of the gradient.** With C the covariance over rows of a row's gradient,
-    :math:`V = \tfrac{N^2}{n} c\, C` with the factor c of the minibatch scheme. Every
-    `update_every` transitions C is computed anew from some rows at the present position and
+    :math:`V = \tfrac{N^2}{n} c\, C` with the factor c of the minibatch scheme. Every thousand
+    transitions C is computed anew from some rows at the present position and
     averaged, :math:`C \leftarrow (1 - \tfrac1i) C + \tfrac1i \mathrm{cov}`. Before convergence
     the average is over the last 10 times only, so that C forgets where the chain came from. For
     ``gradient="cv"`` V is from the covariance of the *differences* to the centre. For other
@@ -130,10 +190,6 @@ class OSGFS(StochasticGradientStep):
         for Σ to be positive semidefinite. (13), and so (16), is sufficient only where H = NC + G,
         which holds where the likelihood is well specified. Elsewhere the chain may be too wide. A
         number is used as it is.
-    max_k : float, optional
-        Bound on k, in (0, 2], which is c in (16), where the paper takes 0.1. Default:
-        :math:`4x / (1 + x)` with x = `bias` / 0.35. This is 0.5 for the default bias of 5 %, which
-        holds for a curvature that is wrong by up to 35 %.
     curvature : {"center", "fisher"}, optional
         The matrix H: the fixed curvature of the log posterior at the centre, or NC + G, which is
         right for well specified likelihoods only. Default: "center" where a centre is computed
@@ -141,20 +197,17 @@ class OSGFS(StochasticGradientStep):
     start : {"center", "model"}
         Where to begin: at the centre, with H and V from there, or, as in the paper, at the model's
         initial point without a search for the mode. Initial values of the user have precedence.
-    covariance_rows : int, optional
-        Number of rows from which C is computed each time. Default: n, but at least 500 and 20 d,
-        at most 10 000, and never more than N.
-    update_every : int, optional
-        Transitions between two updates of C. Default: 1000, or more where computing C is costly.
-    convergence_rule : {"chi2", "elementwise"}
+    covariance : RunningCovariance
+        From how many rows, and how often, C is computed.
+    convergence : {"chi2", "elementwise"} or ConvergenceTest
+        Whether the mean of a window is near its expectation, zero.
         "chi2": :math:`\bar Y^\top \mathrm{Var}(\bar Y)^{-1} \bar Y \le \chi^2_{d, 0.95}`;
         "elementwise": the paper's (17), :math:`|\bar Y_i| \le b \sqrt{(H + V)_{ii} / n_w}` for all
         i, which in many dimensions hardly ever passes.
-    b : float, optional
-        The factor b of the elementwise rule, in (0, 2]. Default: 1.
-    window : int, optional
-        Number of gradients in a window, :math:`n_w`. Default: 1/k, as the paper suggests, with k of
-        the slowest direction, but at least 50 (so 50 for each k from 0.02 on) and at most 10 000.
+    bias : float, optional
+        Relative error of the posterior variance that you accept where the curvature is wrong by
+        35 %, in (0, 1). It bounds k by :math:`c = \min\{2, 4x / (1 + x)\}` with x = `bias` / 0.35,
+        which is c in (16), where the paper takes 0.1. Default: 0.05, for which c is 0.5.
     thin : int, optional
         Number of transitions for each recorded draw. Default: one relaxation time of the fastest
         direction.
@@ -191,57 +244,43 @@ class OSGFS(StochasticGradientStep):
     """
 
     name = "osgfs"
-    _kind = Kind(keeps_rows=False)
-    _refused: ClassVar = {
-        **NO_LOCAL,
-        **NO_MIRROR,
-        **OWN_PRECONDITIONER,
-        "step_size": "computes its steps, so it takes no `step_size`. Set `k` or `max_k`.",
-    }
+    _kind = Kind(keeps_rows=False, has_preconditioner=False, takes_local=False)
 
     def __init__(
         self,
         vars: Sequence | None = None,
         *,
         k: str | float = "matrix",
-        max_k: float | None = None,
         curvature: str | None = None,
         start: str = "center",
-        covariance_rows: int | None = None,
-        update_every: int | None = None,
-        convergence_rule: str = "chi2",
-        b: float | None = None,
-        window: int | None = None,
-        **settings: Unpack[CommonSettings],
+        covariance: RunningCovariance = EVERY_THOUSAND,
+        convergence: str | ConvergenceTest = "chi2",
+        gradient: Gradient = "plain",
+        **settings: Unpack[MinibatchSettings],
     ):
-        bias, gradient = settings.get("bias"), settings.get("gradient", "plain")
+        bias = settings.get("bias")
         self._k = _check_k(k)
-        self._max_k = or_none(positive_number, "max_k", max_k, most=2.0)
-        if bias is not None and (max_k is not None or not isinstance(k, str)):
-            conflicting = f"max_k={max_k!r}" if max_k is not None else f"k={k!r}"
+        if bias is not None and not isinstance(k, str):
             raise ValueError(
                 "`bias` is the accuracy from which the largest k is computed, but got both "
-                f"bias={bias!r} and {conflicting}. Leave one of them out."
+                f"bias={bias!r} and k={k!r}. Leave one of them out."
             )
         self._curvature = curvature and one_of("curvature", curvature, CURVATURES)
         self._start_at = one_of("start", start, STARTS)
-        self._covariance_rows = or_none(whole_number, "covariance_rows", covariance_rows, 2)
-        self._update_every = or_none(whole_number, "update_every", update_every, 1)
-        self._rule = one_of("convergence_rule", convergence_rule, CONVERGENCE_RULES)
-        self._window = or_none(whole_number, "window", window, 1)
-        if b is not None and convergence_rule != "elementwise":
-            raise ValueError(
-                f'`b` belongs to `convergence_rule="elementwise"`, but got b={b!r} with '
-                f"{convergence_rule!r}. Leave it out."
-            )
-        self._b = positive_number("b", 1.0 if b is None else b, most=2.0)
-        plain = gradient == "plain" or isinstance(gradient, PlainGradient)
+        if not isinstance(covariance, RunningCovariance):
+            raise TypeError(f"`covariance` should be a RunningCovariance, but got {covariance!r}.")
+        self._covariance = covariance
+        if not isinstance(convergence, ConvergenceTest):
+            one_of("convergence", convergence, CONVERGENCE_RULES, " or a ConvergenceTest")
+            convergence = ConvergenceTest(convergence)
+        self._convergence = convergence
+        plain = isinstance(estimator_of(gradient), Plain | PlainGradient)
         if self._k in ("weak_prior", "paper") and not plain:
             raise ValueError(
                 f"`k={k!r}` assumes the noise of the plain gradient, but got "
                 f'`gradient={gradient!r}`. Use "matrix", "scalar" or "strong_prior".'
             )
-        super().__init__(vars, **settings)
+        super().__init__(vars, gradient=gradient, **settings)
 
     def _design(self, setup: Setup) -> Design:
         posterior, batching = setup.posterior, setup.estimator.batching
@@ -258,9 +297,10 @@ class OSGFS(StochasticGradientStep):
         drift = setup.shared(np.eye(dimension), "drift")
         root = setup.shared(np.eye(dimension), "noise_root")
         curvature = self._curvature or _default_curvature(setup)
-        if self._window is not None:
+        test = self._convergence
+        if test.window is not None:
             # The variance of the mean of a window is a sum over its lags, for each coordinate.
-            check_memory("window", self._window, 8.0 * self._window * (dimension + 2))
+            check_memory("window", test.window, 8.0 * test.window * (dimension + 2))
         adaptation = FisherScoringAdaptation(
             posterior,
             batching,
@@ -270,12 +310,12 @@ class OSGFS(StochasticGradientStep):
             precision=setup.center.curvature.precision.dense() if curvature == "center" else None,
             start=center.position if at_center and center is not None else None,
             k=self._k,
-            max_k=largest_k(setup.bias) if self._max_k is None else self._max_k,
-            covariance_rows=self._covariance_rows,
-            update_every=self._update_every,
-            rule=self._rule,
-            b=self._b,
-            window=self._window,
+            max_k=largest_k(setup.bias),
+            covariance_rows=self._covariance.rows,
+            update_every=self._covariance.update_every,
+            rule=test.rule,
+            b=1.0 if test.b is None else test.b,
+            window=test.window,
             mode=(setup.settings.compile_kwargs or {}).get("mode"),
         )
         matrices = state_matrices(adaptation.begin(posterior.initial_position))
@@ -297,7 +337,7 @@ class OSGFS(StochasticGradientStep):
             Pace(1.0, thin),
             (adaptation,),
             begins_at_center=at_center,
-            remedy="Try a smaller `k` or `max_k`",
+            remedy="Try a smaller `k` or `bias`",
         )
 
     def _noise_model(self, setup: Setup, center: Center | None) -> NoiseModel:
@@ -313,7 +353,8 @@ class OSGFS(StochasticGradientStep):
             return ResidualNoise(PlainNoise(scale))
         around_center = ControlVariateNoise(posterior, center, scale, setup.joint_draws)
         # An estimator with control variates that the user made has a centre of its own.
-        known = estimator.name == "cv" and isinstance(setup.settings.gradient, str)
+        by_hand = isinstance(setup.settings.estimator, GradientEstimator)
+        known = estimator.name == "cv" and not by_hand
         return around_center if known else ResidualNoise(around_center)
 
     def _warn_of_k(self, matrices: ScoringMatrices, setup: Setup) -> None:

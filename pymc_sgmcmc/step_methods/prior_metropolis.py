@@ -13,7 +13,7 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
 from pytensor.tensor.random.op import RandomVariable
 
-from pymc_sgmcmc.checks import generator, quoted
+from pymc_sgmcmc.checks import quoted
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.posterior.compiled import NUMPY_MODE, compile_quietly
 from pymc_sgmcmc.posterior.graphs import minibatch_nodes, shape_of
@@ -115,10 +115,7 @@ class PriorMetropolis(StepMethod):
         vars: Sequence,
         *,
         model: Model | None = None,
-        initial_point: Mapping[str, np.ndarray] | None = None,
         compile_kwargs: Mapping[str, Any] | None = None,
-        blocked: bool = True,
-        rng: Any = None,
     ):
         model = given_model(model)
         self._model, self._names_of_model = model, names_of(model)
@@ -140,8 +137,7 @@ class PriorMetropolis(StepMethod):
         terms = self._terms(model, parameters)
         self._term_names = list(terms)
         self._densities = compile_quietly(values, list(terms.values()), **options)
-        self.blocked = blocked
-        self.rng = generator("rng", rng)
+        self.rng = np.random.default_rng()
         self._draws = 0
         self._check_at_random(point)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import ClassVar, Unpack
+from typing import Unpack
 
 import numpy as np
 
@@ -14,10 +14,8 @@ from pymc_sgmcmc.dynamics import Langevin
 from pymc_sgmcmc.matrices import Diagonal, largest_mean_square
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.documentation import documented
-from pymc_sgmcmc.step_methods.settings import (
-    OWN_PRECONDITIONER,
-    CommonSettings,
-)
+from pymc_sgmcmc.step_methods.estimators import Gradient
+from pymc_sgmcmc.step_methods.settings import CommonSettings
 from pymc_sgmcmc.step_methods.setup import Design, Kind, Pace, Setup
 
 
@@ -79,9 +77,7 @@ class PSGLD(StochasticGradientStep):
     """
 
     name = "psgld"
-    _kind = Kind(bounds_noise=True)
-    _refused = OWN_PRECONDITIONER
-    _defaults: ClassVar = {"gradient": "cv"}
+    _kind = Kind(bounds_noise=True, has_preconditioner=False, mirrors=True)
 
     def __init__(
         self,
@@ -89,13 +85,14 @@ class PSGLD(StochasticGradientStep):
         *,
         decay: float = 0.99,
         regularization: float = 1e-5,
+        gradient: Gradient = "cv",
         **settings: Unpack[CommonSettings],
     ):
         self._decay = positive_number("decay", decay)
         if decay >= 1:
             raise ValueError(f"`decay` should be between 0 and 1, but got {decay!r}.")
         self._regularization = positive_number("regularization", regularization)
-        super().__init__(vars, **settings)
+        super().__init__(vars, gradient=gradient, **settings)
 
     def _design(self, setup: Setup) -> Design:
         ones = np.ones(setup.posterior.dimension)

@@ -18,14 +18,10 @@ from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly
 from pymc_sgmcmc.schedules import step_sizes
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.documentation import documented
+from pymc_sgmcmc.step_methods.estimators import Gradient
 from pymc_sgmcmc.step_methods.momentum import check_noise, rows_noise
-from pymc_sgmcmc.step_methods.settings import (
-    NO_LOCAL,
-    NO_MIRROR,
-    OWN_PRECONDITIONER,
-    CommonSettings,
-)
-from pymc_sgmcmc.step_methods.setup import Design, Pace, Setup, default_thinning
+from pymc_sgmcmc.step_methods.settings import CommonSettings
+from pymc_sgmcmc.step_methods.setup import Design, Kind, Pace, Setup, default_thinning
 from pymc_sgmcmc.tuning import Center
 
 CHECKED_POINTS = 5
@@ -151,7 +147,7 @@ class Recipe(StochasticGradientStep):
     """
 
     name = "recipe"
-    _refused = NO_LOCAL | NO_MIRROR | OWN_PRECONDITIONER
+    _kind = Kind(has_preconditioner=False, takes_local=False)
 
     def __init__(
         self,
@@ -161,6 +157,7 @@ class Recipe(StochasticGradientStep):
         Q: Callable[..., Any] | None = None,
         auxiliaries: Sequence[str | GaussianAuxiliary] = (),
         gradient_noise: str | np.ndarray | None = None,
+        gradient: Gradient = "plain",
         **settings: Unpack[CommonSettings],
     ):
         for name, matrix in (("D", D), ("Q", Q)):
@@ -186,7 +183,7 @@ class Recipe(StochasticGradientStep):
                 f"`gradient_noise` should be 'center' or an array, but got {gradient_noise!r}."
             )
         self._gradient_noise = gradient_noise
-        super().__init__(vars, **settings)
+        super().__init__(vars, gradient=gradient, **settings)
 
     def _design(self, setup: Setup) -> Design:
         noise = _gradient_noise(setup, self._gradient_noise)

@@ -11,7 +11,6 @@ from pymc.model import Model
 
 from pymc_sgmcmc.engine import is_jax_mode
 from pymc_sgmcmc.errors import CenterWarning
-from pymc_sgmcmc.gradient_estimators import SVRG
 from pymc_sgmcmc.matrices import Dense, Diagonal, Implicit, Matrix
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.record import (
@@ -23,9 +22,7 @@ from pymc_sgmcmc.record import (
     stored_matrix,
     stored_rows,
 )
-from pymc_sgmcmc.step_methods.center import JointCenter
-from pymc_sgmcmc.step_methods.estimators import make_estimator
-from pymc_sgmcmc.step_methods.settings import CONTROL_VARIATES
+from pymc_sgmcmc.step_methods.estimators import ESTIMATORS, JointCenter, Parts
 from pymc_sgmcmc.step_methods.sgld import SGLD
 from pymc_sgmcmc.tuning import Center, Curvature, center_at
 
@@ -61,19 +58,17 @@ def repeated_step(
         posterior.coordinates.restore(information, np.asarray(arrays[SCORE], dtype=float))
         of = OF_CHAIN
     center = _center(posterior, arrays, of)
-    gradient: str | SVRG = settings["gradient"]
-    if gradient == "svrg":
-        gradient = SVRG(int(settings["refresh"]))
-    kept = np.asarray(arrays[KEPT_ROWS]) if KEPT_ROWS in arrays.data_vars else None
-    estimator = make_estimator(
-        gradient,
-        posterior,
-        None if center is None else JointCenter(center, {}),
-        settings["batching"],
-        int(settings["batch_size"]),
-        kept=kept,
-        static=is_jax_mode(kwargs),
-        order=CONTROL_VARIATES.get(settings["gradient"], 0),
+    of_kind = {"refresh": int(settings["refresh"])} if "refresh" in settings else {}
+    kind = ESTIMATORS[settings["gradient"]](batching=settings["batching"], **of_kind)
+    estimator = kind.make(
+        Parts(
+            posterior=posterior,
+            batch_size=int(settings["batch_size"]),
+            joint_center=None if center is None else JointCenter(center, {}),
+            order=kind.order,
+            kept=np.asarray(arrays[KEPT_ROWS]) if KEPT_ROWS in arrays.data_vars else None,
+            static=is_jax_mode(kwargs),
+        )
     )
     with model, warnings.catch_warnings():
         # The user has seen the warnings about this centre in the first run.

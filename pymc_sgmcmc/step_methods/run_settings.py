@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from pymc_sgmcmc.gradient_estimators import GradientEstimator, SVRGGradient
-from pymc_sgmcmc.gradient_estimators.fisher_identity import FisherGradient
+from pymc_sgmcmc.gradient_estimators import GradientEstimator
 from pymc_sgmcmc.matrices import Implicit
 from pymc_sgmcmc.record import (
     COMPUTED,
@@ -18,8 +16,6 @@ from pymc_sgmcmc.record import (
     INFORMATION,
     KEPT_ROWS,
     LAW,
-    LOCAL,
-    LOCAL_TRANSITIONS,
     MEAN_SHIFT,
     MIRRORED,
     OF_CHAIN,
@@ -31,22 +27,22 @@ from pymc_sgmcmc.record import (
 )
 from pymc_sgmcmc.schedules import MOST_THINNING
 from pymc_sgmcmc.sources import RowSource
-from pymc_sgmcmc.step_methods.settings import Preconditioner
+from pymc_sgmcmc.step_methods.settings import Rows
 from pymc_sgmcmc.step_methods.setup import Design, Pace, Setup
 from pymc_sgmcmc.tuning import StepSizeChoice
 
 
-def _named(rows: str | Sequence[str] | RowSource | None) -> str | list[str] | dict | None:
+def _named(rows: Rows) -> str | list[str] | dict | None:
     """The argument `rows` in a form that JSON has."""
     if isinstance(rows, RowSource):
         return {SOURCE: rows.signature()}
     return rows if rows is None or isinstance(rows, str) else list(rows)
 
 
-def run_settings(setup: Setup, design: Design, preconditioner: Preconditioner) -> RunSettings:
-    """Settings of a step method, from its parts, and its preconditioner where it takes one."""
+def run_settings(setup: Setup, design: Design) -> RunSettings:
+    """Settings of a step method, from its parts."""
     batching, choice = setup.estimator.batching, design.closed_form
-    by_hand = isinstance(setup.settings.gradient, GradientEstimator)
+    by_hand = isinstance(setup.settings.estimator, GradientEstimator)
     attributes: dict[str, Any] = {
         "sampler": setup.name,
         "gradient": setup.estimator.name,
@@ -62,23 +58,18 @@ def run_settings(setup: Setup, design: Design, preconditioner: Preconditioner) -
     }
     if design.dynamics.law is not None:
         attributes[LAW] = design.dynamics.law.name
-    if isinstance(setup.estimator, FisherGradient):
-        attributes[LOCAL] = json.dumps(setup.estimator.local.complete.names)
-        attributes[LOCAL_TRANSITIONS] = setup.estimator.local.transitions
     if setup.mirrored_names:
         attributes[MIRRORED] = json.dumps(setup.mirrored_names)
-    if isinstance(setup.estimator, SVRGGradient):
-        attributes["refresh"] = setup.estimator.refresh
+    attributes |= setup.estimator.recorded
     step_size_from = COMPUTED if setup.settings.step_size is None else GIVEN
     if not setup.kind.is_exact:
         attributes["bias"] = setup.bias
     if isinstance(design.pace.step_size, int | float):
         attributes["step_size"] = float(design.pace.step_size)
     attributes["step_size_from"] = step_size_from
-    if preconditioner is not None:
-        attributes["preconditioner_from"] = (
-            preconditioner if isinstance(preconditioner, str) else GIVEN
-        )
+    if setup.matrix is not None:
+        is_name = isinstance(setup.matrix, str)
+        attributes["preconditioner_from"] = setup.matrix if is_name else GIVEN
     if choice is not None:
         attributes["noise"] = choice.noise
         attributes["curvature"] = choice.curvature

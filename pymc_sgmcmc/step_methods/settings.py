@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
 from importlib.util import find_spec
-from inspect import Parameter, Signature, signature
+from inspect import signature
 from typing import Any, TypedDict
 
 import numpy as np
 import pytensor
 from pymc.model import Model
 
-from pymc_sgmcmc.batching import SCHEMES, check_batch_size
-from pymc_sgmcmc.checks import as_array, generator, one_of, positive_number, whole_number
+from pymc_sgmcmc.batching import check_batch_size
+from pymc_sgmcmc.checks import as_array, one_of, or_none, positive_number, whole_number
 from pymc_sgmcmc.engine import is_jax_mode
 from pymc_sgmcmc.errors import ModelError
-from pymc_sgmcmc.gradient_estimators import SECOND_ORDER, SVRG, GradientEstimator
+from pymc_sgmcmc.gradient_estimators import GradientEstimator
 from pymc_sgmcmc.matrices import Matrix, matrix_root
-from pymc_sgmcmc.posterior.position import given_model
+from pymc_sgmcmc.posterior.position import given_model, value_variables
 from pymc_sgmcmc.schedules import StepSize, check_step_size
 from pymc_sgmcmc.sources import RowSource
+from pymc_sgmcmc.step_methods.estimators import Estimator, Gradient, estimator_of
 from pymc_sgmcmc.tuning import VARIANCE_INFLATION, Center
 
 PACKAGES_OF_MODES = {"JAX": "jax", "MLX": "mlx", "PYTORCH": "torch"}
@@ -29,65 +29,45 @@ PACKAGES_OF_MODES = {"JAX": "jax", "MLX": "mlx", "PYTORCH": "torch"}
 PRECONDITIONERS = ("curvature", "identity")
 """These are the names of preconditioners."""
 
-CONTROL_VARIATES = {"cv": 1, SECOND_ORDER: 2}
-"""Control variates at the centre are of this order."""
-
-GRADIENTS = ("plain", *CONTROL_VARIATES, "svrg", "saga")
-"""These are the names of the gradient estimators."""
-
-POSITIVE = ("transform", "mirror")
-"""Positive variables have a transform in the model, or are mirrored at zero."""
-
 CENTERS = "an array of numbers or a mapping from names to such arrays"
 """Messages use these words for the values that `center` may have."""
 
 COMPILED_WITH = ("inputs", "outputs", "updates", "on_unused_input")
 """The step method sets these arguments of `pytensor.function` itself."""
 
-NO_LOCAL = {
-    "local": "samples no local variables, so it takes no `local`. Use `SGLDCV`, or `marginalize`.",
-}
-"""This is refused by step methods whose law assumes gradients without a memory."""
-
-OWN_PRECONDITIONER = {
-    "preconditioner": "has a preconditioner of its own, so it takes no `preconditioner`. Use "
-    "`SGLD`, which takes one.",
-}
-"""This is refused by step methods that compute what takes the place of a fixed matrix."""
-
-NO_MIRROR = {
-    "positive": "mirrors no variables, so it takes no `positive`. Use `SGLD`, `PSGLD`, `HAMCMC` or "
-    "`ULA`, or leave the variables their transform.",
-}
-"""This is refused by step methods for which a reflection at zero is not absolute values alone."""
-
-Gradient = str | SVRG | GradientEstimator
-Preconditioner = str | float | np.ndarray | Matrix | None
-CenterSetting = Mapping[str, Any] | np.ndarray | Center | None
+Preconditioner = str | float | Sequence | np.ndarray | Matrix | None
+CenterSetting = Mapping[str, Any] | Sequence | np.ndarray | Center | None
+Rows = str | Sequence[str] | RowSource | None
 
 
-class CommonSettings(TypedDict, total=False):
-    """Arguments that the step methods have in common, beside `vars`."""
+class ModelSettings(TypedDict, total=False):
+    """Arguments of all step methods with `Settings`, beside `vars`."""
 
-    preconditioner: Preconditioner
-    step_size: StepSize | None
-    bias: float | None
-    gradient: Gradient
-    batch_size: int | None
-    batching: str | None
-    rows: str | Sequence[str] | RowSource | None
+    rows: Rows
     center: CenterSetting
-    local: Any
-    thin: int | None
-    positive: str
     model: Model | None
-    initial_point: Mapping[str, np.ndarray] | None
+
+
+class ChainSettings(ModelSettings, total=False):
+    """Arguments of step methods with gradients."""
+
+    thin: int | None
     compile_kwargs: Mapping[str, Any] | None
-    blocked: bool
-    rng: Any
 
 
-@dataclass(frozen=True, kw_only=True)
+class MinibatchSettings(ChainSettings, total=False):
+    """Arguments of step methods with gradients of minibatches."""
+
+    bias: float | None
+    batch_size: int | None
+
+
+class CommonSettings(MinibatchSettings, total=False):
+    """Arguments of step methods with gradients of minibatches and a step size."""
+
+    step_size: StepSize | None
+
+
 class Settings:
     r"""Common settings of a step method, with the checks that need no posterior.
 
@@ -110,21 +90,22 @@ class Settings:
     bias : float, optional
         Relative error of the posterior variance that you accept, in (0, 1), instead of a
         `step_size`. Default: 0.05. `bias_report` estimates the error of a run.
-    gradient : {"plain", "cv", "second_order", "svrg", "saga"}, SVRG or GradientEstimator
+    gradient : {"plain", "cv", "second_order", "svrg", "saga"} or an estimator
         Estimator of the gradient. "plain" is the scaled minibatch gradient. "cv" has control
         variates at the centre (Baker et al.), and "second_order" the derivatives there as well, see
         `ControlVariateGradient`; without a dense curvature it is "cv". "svrg" has control variates
-        at an earlier position of the chain (`SVRG` sets how often it is refreshed). "saga" stores a
-        gradient for each row. An estimator made by hand has its own posterior and minibatch scheme.
+        at an earlier position of the chain. "saga" stores a gradient for each row. The names stand
+        for `Plain`, `FirstOrder`, `SecondOrder`, `SVRG` and `SAGA`, which have settings of their
+        own, such as ``FirstOrder(batching="replace")`` for independent rows with replacement in
+        place of windows of rows in random order. `LocalSampling` samples local variables by
+        Fisher's identity, so that groups are the rows. An estimator made by hand, such as
+        `WeightedGradient`, has its own posterior and minibatch scheme.
         The default is "plain" for `SGLD`, `SGRLD`, `OSGFS` and `Recipe`, "second_order" for
         `SGLDCV`, and "cv" for the others: plain gradients take many more transitions.
     batch_size : int, optional
         Number n of rows in a minibatch. For a model with `pymc.Minibatch` it replaces the model's
         own. Default for an ordinary model: the batch size at which an effective draw costs least,
         see `pymc_sgmcmc.tuning.choose_batch_size`.
-    batching : {"shuffle", "replace"}
-        Windows of rows in random order (without replacement; the default), or independent rows with
-        replacement (the default of ``gradient="saga"``, see `SAGAGradient`).
     rows : str, sequence of str or RowSource, optional
         Names of observed variables, `pymc.Data` variables or a dimension that run over the rows,
         for ordinary models in which this is ambiguous. Or the source of rows that do not fit in
@@ -133,32 +114,22 @@ class Settings:
         The point near the mode for curvature, control variates and the start of the chains: a
         mapping from all names to values, the unconstrained position, or the attribute `center` of
         another step method. Default: it is searched where something needs it.
-    local : str, variable, sequence of these, or LocalSampling, optional
-        Free variables with entries for groups that the gradient estimator samples itself, by
-        Fisher's identity. The rows are then the groups, and the chain moves the other variables.
-        See `LocalSampling`, and `marginalize` for up to three quantities a group.
     thin : int, optional
         Number of transitions for each recorded draw. Default: one relaxation time of the slowest
         direction, at most 1000, where the step size is computed, and 1 where it is given. Where
         tuning changes the step size of Langevin dynamics, the default follows it at the end of
         tuning, by powers of two up to 16.
-    positive : {"transform", "mirror"}
-        How positive variables stay positive: by the transform that PyMC gives them, or, where the
-        model has them without one (``default_transform=None``), by taking absolute values after
-        each transition (Şimşekli et al. 2016). The law is then the posterior on the positive side
-        up to O(h). The gradient of the log density has to be bounded at zero, as with
-        `pm.Exponential`; other models are refused. All settings have to be given, since the mode
-        may be at zero; tools that need the mean of the gradients to be zero refuse the trace.
     model : pymc.Model, optional
-    initial_point : mapping, optional
-        Values of all value variables, as PyMC passes them.
     compile_kwargs : dict, optional
         Arguments of `pytensor.function` for the transitions, such as the mode:
         ``{"mode": "NUMBA"}`` (the default), ``"CVM"`` or ``"JAX"``.
-    blocked : bool
-        Whether to sample the variables together, which is the only sensible choice here.
-    rng : optional
-        Seed or generator for use outside `pymc.sample`.
+
+    Attributes
+    ----------
+    estimator : Estimator or GradientEstimator
+        What `gradient` stands for.
+    order : int
+        Order of its control variates at the centre, 0 without them.
 
     Raises
     ------
@@ -166,104 +137,44 @@ class Settings:
         Where a setting is invalid, or contradicts another one.
     """
 
-    vars: Sequence | None
-    preconditioner: Preconditioner
-    step_size: StepSize | None
-    bias: float | None
-    gradient: Gradient = "plain"
-    batch_size: int | None
-    batching: str | None
-    rows: str | Sequence[str] | RowSource | None
-    center: CenterSetting
-    local: Any
-    thin: int | None
-    positive: str = "transform"
-    model: Model
-    initial_point: Mapping[str, np.ndarray] | None
-    compile_kwargs: Mapping[str, Any] | None
-    blocked: bool = True
-    rng: Any
-
-    @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Settings:
-        """Settings as given, and the others by default."""
-        return cls(**{**DEFAULTS, **given})
-
-    def __post_init__(self):
-        object.__setattr__(self, "model", given_model(self.model))
-        generator("rng", self.rng)
-        _check_bias(self.bias, self.step_size)
-        _check_center(self.center)
-        _check_rows(self.rows)
-        if isinstance(self.rows, RowSource) and self.local is not None:
-            raise ValueError(
-                "`local` samples the local variables of groups whose records are in memory, but "
-                "`rows` are in a source. Leave one of them out."
-            )
-        one_of("positive", self.positive, POSITIVE)
-        if self.batching is not None:
-            one_of("batching", self.batching, tuple(SCHEMES))
-        if self.initial_point is not None and not isinstance(self.initial_point, Mapping):
-            raise TypeError(
-                "`initial_point` should be a mapping from the names of value variables to values, "
-                f"but got {self.initial_point!r}."
-            )
-        check_compile_kwargs(self.compile_kwargs)
-        if not isinstance(self.gradient, GradientEstimator | SVRG) and (
-            self.gradient not in GRADIENTS
-        ):
-            names = ", ".join(map(repr, GRADIENTS))
-            raise ValueError(
-                f"`gradient` should be one of {names}, or SVRG or a GradientEstimator, but got "
-                f"{self.gradient!r}."
-            )
-        if self.step_size is not None:
-            object.__setattr__(self, "step_size", check_step_size(self.step_size))
-        if self.thin is not None:
-            thin = whole_number("thin", self.thin, 1, " of transitions a draw")
-            object.__setattr__(self, "thin", thin)
-        if self.batch_size is not None:
-            check_batch_size(self.batch_size)
-        is_jax_mode(self.compile_kwargs)
-
-    @property
-    def stated_bias(self) -> float:
-        """Relative error of the variance for which settings are computed."""
-        return VARIANCE_INFLATION if self.bias is None else float(self.bias)
-
-    @property
-    def order(self) -> int:
-        """Order of the control variates at the centre, 0 without them."""
-        gradient = self.gradient
-        return CONTROL_VARIATES.get(gradient, 0) if isinstance(gradient, str) else 0
-
-    @property
-    def on_jax(self) -> bool:
-        """Whether the transitions run on JAX."""
-        return is_jax_mode(self.compile_kwargs)
-
-    def generator(self) -> np.random.Generator:
-        """Random generator for use outside of `pymc.sample`."""
-        return generator("rng", self.rng)
+    def __init__(
+        self,
+        *,
+        vars: Sequence | None = None,
+        gradient: Gradient = "plain",
+        preconditioner: Preconditioner = None,
+        step_size: StepSize | None = None,
+        bias: float | None = None,
+        batch_size: int | None = None,
+        rows: Rows = None,
+        center: CenterSetting = None,
+        thin: int | None = None,
+        model: Model | None = None,
+        compile_kwargs: Mapping[str, Any] | None = None,
+    ):
+        self.vars = vars
+        self.preconditioner = preconditioner
+        self.model = given_model(model)
+        _check_bias(bias, step_size)
+        self.bias = VARIANCE_INFLATION if bias is None else float(bias)
+        _check_center(center)
+        self.center = center
+        _check_rows(rows)
+        self.rows = rows
+        check_compile_kwargs(compile_kwargs)
+        self.compile_kwargs = compile_kwargs
+        self.on_jax = is_jax_mode(compile_kwargs)
+        self.estimator = estimator_of(gradient)
+        self.order = self.estimator.order if isinstance(self.estimator, Estimator) else 0
+        self.step_size = None if step_size is None else check_step_size(step_size)
+        self.thin = or_none(whole_number, "thin", thin, 1, " of transitions a draw")
+        if batch_size is not None:
+            check_batch_size(batch_size)
+        self.batch_size = batch_size
 
 
-DEFAULTS: dict[str, Any] = {
-    field.name: None if field.default is MISSING else field.default for field in fields(Settings)
-}
-"""A step method may have other defaults."""
-
-COMMON_SIGNATURE = Signature(
-    [
-        Parameter(
-            field.name,
-            Parameter.POSITIONAL_OR_KEYWORD if field.name == "vars" else Parameter.KEYWORD_ONLY,
-            default=DEFAULTS[field.name],
-            annotation=field.type,
-        )
-        for field in fields(Settings)
-    ]
-)
-"""The arguments of all settings. `vars` alone may be given by its place."""
+SIGNATURE = signature(Settings.__init__).parameters
+"""The arguments of all settings."""
 
 
 def _check_bias(bias: float | None, step_size: StepSize | None) -> None:
@@ -400,3 +311,47 @@ def check_preconditioner(preconditioner: str | np.ndarray | Matrix, dimension: i
             f"({dimension}, {dimension}), but has shape {shape}."
         )
     matrix_root(preconditioner)
+
+
+def check_estimator(estimator: GradientEstimator, settings: Settings) -> None:
+    """Refuse an estimator that does not fit the settings of the step method.
+
+    Raises
+    ------
+    ValueError
+    """
+    given = {"batch_size": settings.batch_size, "rows": settings.rows}
+    twice = [f"`{name}`" for name, value in given.items() if value is not None]
+    if twice:
+        raise ValueError(
+            f"`gradient` is a {type(estimator).__name__}, which has its own posterior and "
+            f"minibatch scheme, but {' and '.join(twice)} {'is' if len(twice) == 1 else 'are'} "
+            "given as well. Leave that out, or make the estimator with it."
+        )
+    has = estimator.posterior.layout.variables
+    of_model = set(settings.model.value_vars)
+    foreign = [value.name for value in has if value not in of_model]
+    if foreign:
+        raise ModelError(
+            f"`gradient` was made for the posterior of another model, which has {foreign}. Make it "
+            "with `Posterior(model)` of the model that is sampled."
+        )
+    chosen = of_model
+    if settings.vars is not None:
+        chosen = set(value_variables(settings.model, settings.vars))
+    if set(has) != chosen:
+        raise ModelError(
+            f"`gradient` was made for the variables {sorted(value.name for value in has)}, but the "
+            f"step method has {sorted(str(value.name) for value in chosen)}. Give the same "
+            "variables to `Posterior` and, as `vars`, to the step method."
+        )
+    if settings.on_jax and not estimator.batching.static:
+        raise ValueError(
+            "JAX needs known shapes, but the minibatch scheme of `gradient` has none. Make it with "
+            "`static=True`."
+        )
+    if settings.on_jax and estimator.memory is not None:
+        raise ValueError(
+            f"{type(estimator).__name__} does not run on JAX, which would copy its memory at each "
+            'call. Use `compile_kwargs={"mode": "NUMBA"}`.'
+        )

@@ -18,29 +18,39 @@ from pytensor.compile.sharedvalue import SharedVariable
 
 from pymc_sgmcmc.adaptation import Adaptation
 from pymc_sgmcmc.batching import ANY_NOISE, MOST_COPIED, check_batch_size
+from pymc_sgmcmc.checks import quoted
 from pymc_sgmcmc.dynamics import EULER, Dynamics, Law
 from pymc_sgmcmc.errors import BatchSizeWarning, ModelError
 from pymc_sgmcmc.gradient_estimators import FullGradient, GradientEstimator
-from pymc_sgmcmc.marginal.search import remedy
+from pymc_sgmcmc.guests import remedy
 from pymc_sgmcmc.matrices import SCATTERED, Matrix, as_matrix, largest_mean_square
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.check_rows import check_rows
 from pymc_sgmcmc.record import LARGEST_MEAN_ERROR
 from pymc_sgmcmc.schedules import MOST_THINNING, StepSize
 from pymc_sgmcmc.stages import log, stage
-from pymc_sgmcmc.step_methods.center import JointCenter, center_asked_for, given_point
+from pymc_sgmcmc.step_methods.center import center_asked_for, given_point
 from pymc_sgmcmc.step_methods.estimators import (
-    check_estimator,
-    make_estimator,
+    SAGA,
+    Estimator,
+    JointCenter,
+    OfMinibatches,
+    Parts,
+    SampledVariables,
 )
-from pymc_sgmcmc.step_methods.local import LocalVariables
 from pymc_sgmcmc.step_methods.mirror import (
     check_at_zero,
     check_mirror,
     coordinates,
     mirrored_variables,
 )
-from pymc_sgmcmc.step_methods.settings import Settings, check_preconditioner, is_curvature
+from pymc_sgmcmc.step_methods.settings import (
+    Settings,
+    check_estimator,
+    check_preconditioner,
+    default_preconditioner,
+    is_curvature,
+)
 from pymc_sgmcmc.tuning import (
     GATHERED,
     Center,
@@ -164,6 +174,12 @@ class Kind:
         Whether the law of a chain is the posterior, so that there is no bias to state.
     is_metropolis : bool
         Whether proposals outside of the support are refused.
+    has_preconditioner : bool
+        Whether the dynamics take a fixed matrix, and not one of their own.
+    mirrors : bool
+        Whether positive variables without a transform are mirrored at zero.
+    takes_local : bool
+        Whether the gradient estimator may sample local variables, so that it has a memory.
     """
 
     takes_low_rank: bool = False
@@ -172,6 +188,9 @@ class Kind:
     takes_all_rows: bool = False
     is_exact: bool = False
     is_metropolis: bool = False
+    has_preconditioner: bool = True
+    mirrors: bool = False
+    takes_local: bool = True
 
 
 class Setup:
@@ -183,8 +202,6 @@ class Setup:
         Name of the step method, for messages.
     settings : Settings
     kind : Kind
-    preconditioner : str, numpy.ndarray or Matrix
-        Setting of the sampler, where it has one.
     law : Law
         The law by which step size and batch size are computed.
 
@@ -193,46 +210,60 @@ class Setup:
     posterior : Posterior
     model : pymc.Model
         The model that is sampled.
+    matrix : str, numpy.ndarray, Matrix or None
+        The preconditioner that was given, or is the default, where the sampler takes one.
     mirrored_names : list of str
         Names of the positive variables that are mirrored at zero.
-    local : LocalVariables or None
+    local : SampledVariables or None
         Variables that the gradient estimator samples. The posterior is that of the others.
     """
 
-    def __init__(
-        self,
-        name: str,
-        settings: Settings,
-        kind: Kind,
-        preconditioner: str | np.ndarray | Matrix,
-        law: Law = EULER,
-    ):
+    def __init__(self, name: str, settings: Settings, kind: Kind, law: Law = EULER):
         self.name, self.law = name, law
         self.model = settings.model
-        self.local: LocalVariables | None = None
-        if settings.local is not None:
-            self.local = LocalVariables(settings)
+        self.matrix = (
+            default_preconditioner(settings.preconditioner, settings.step_size)
+            if kind.has_preconditioner
+            else None
+        )
+        estimator = settings.estimator
+        self.local: SampledVariables | None = None
+        if isinstance(estimator, Estimator):
+            if not (kind.takes_local or isinstance(estimator, OfMinibatches)):
+                raise ValueError(
+                    f"`{name}` samples no local variables, but got {estimator!r}. Use `SGLDCV`, or "
+                    "`marginalize`."
+                )
+            self.local = estimator.sampled(settings)
+        if self.local is not None:
             settings = self.local.settings
         self.settings = settings
-        self.bias = settings.stated_bias
+        self.bias = settings.bias
         self.kind = kind
-        gradient = settings.gradient
-        if isinstance(gradient, GradientEstimator):
-            check_estimator(gradient, settings)
-            self.posterior = gradient.posterior
+        if isinstance(estimator, GradientEstimator):
+            check_estimator(estimator, settings)
+            self.posterior = estimator.posterior
         else:
             with stage("Reading the model", READING_HINT):
                 self.posterior = self._read(kind)
         self.mirrored_names = mirrored_variables(
             self.model,
             self.posterior.layout,
-            mirror=settings.positive == "mirror",
+            mirror=kind.mirrors,
             is_metropolis=kind.is_metropolis,
         )
-        check_preconditioner(preconditioner, self.posterior.dimension)
+        if self.matrix is not None:
+            check_preconditioner(self.matrix, self.posterior.dimension)
         if self.mirrored_names:
-            check_mirror(settings, preconditioner)
+            plain = not settings.order and self.local is None
+            check_mirror(self.matrix, takes_gradient=plain)
             check_at_zero(self.posterior, self.mirrored_names)
+            log.info(
+                "%s: %s, positive without a transform, %s mirrored at zero",
+                name,
+                quoted(self.mirrored_names),
+                "is" if len(self.mirrored_names) == 1 else "are",
+            )
         if self.posterior.source is not None:
             self._check_source()
         with stage("Checking the rows", PASS_HINT):
@@ -254,7 +285,7 @@ class Setup:
             and has_dense_curvature(self.posterior)
             and settings.order > 0
             and self._batch_size is None
-            and settings.local is None
+            and self.local is None
         )
 
     def _read(self, kind: Kind) -> Posterior:
@@ -273,7 +304,6 @@ class Setup:
                 settings.model,
                 settings.vars,
                 rows=settings.rows,
-                initial_point=settings.initial_point,
                 needs_rows=not kind.takes_all_rows,
                 checked=kind.is_metropolis,
                 standardizes=kind.takes_low_rank and settings.order > 0 and settings.center is None,
@@ -302,7 +332,7 @@ class Setup:
                 f"`{self.name}` takes all rows in each transition, but `rows` are in a source. Use "
                 "`SGLDCV`."
             )
-        if self.settings.gradient == "saga":
+        if isinstance(self.settings.estimator, SAGA):
             raise ValueError(
                 '`gradient="saga"` keeps a gradient of each row in memory, but `rows` are in a '
                 'source. Use `gradient="cv"` or "svrg".'
@@ -311,8 +341,8 @@ class Setup:
     def _batch_size_given(self) -> tuple[int | None, str]:
         """Batch size that the settings or the model give, or None, and its origin."""
         settings, posterior = self.settings, self.posterior
-        if isinstance(settings.gradient, GradientEstimator):
-            return settings.gradient.batching.batch_size, "given"
+        if isinstance(settings.estimator, GradientEstimator):
+            return settings.estimator.batching.batch_size, "given"
         if self.kind.takes_all_rows:
             return posterior.n_rows, "given"
         if settings.batch_size is not None:
@@ -325,21 +355,22 @@ class Setup:
 
     @cached_property
     def _joint_center(self) -> JointCenter:
-        if self.local is not None and not self.local.complete.has_laplace:
+        if self.local is not None and not self.local.searches_center:
             if self.settings.center is None:
                 raise ValueError(
-                    f"`{self.name}` with `local` computes a centre only where it computes step "
-                    "size and batch size as well, for up to six local quantities a group. Leave "
-                    "these out, or give a `center`."
+                    f"`{self.name}` with local variables computes a centre only where it computes "
+                    "step size and batch size as well, for up to six local quantities a group. "
+                    "Leave these out, or give a `center`."
                 )
             point = given_point(self.settings, self.posterior)
             position = self.posterior.layout.ravel(point)
             return JointCenter(self.local.center_at(self.posterior, position), {})
         if self.mirrored_names:
             raise ValueError(
-                f'`{self.name}` computes no settings with `positive="mirror"`, since the mode may '
-                "be at zero. Give `step_size`, `batch_size`, and the preconditioner (for `HAMCMC` "
-                "its scales), and no `center`."
+                f"`{self.name}` computes no settings where {quoted(self.mirrored_names)} is "
+                "mirrored at zero, since the mode may be there. Give `step_size`, `batch_size`, "
+                "and the preconditioner (for `HAMCMC` its scales), and no `center`, or leave out "
+                "`default_transform=None`."
             )
         with stage("Finding the centre", PASS_HINT):
             joint_center = center_asked_for(self.settings, self.posterior)
@@ -410,13 +441,9 @@ class Setup:
     @cached_property
     def noise(self) -> RowNoise:
         """Noise of the gradients of single rows around the centre."""
-        gradient = self.settings.gradient
         if self.local is not None:
             return self.local.noise(self.center)
-        if isinstance(gradient, GradientEstimator):
-            reduces_variance = gradient.reduces_variance
-        else:
-            reduces_variance = self.kind.takes_all_rows or gradient != "plain"
+        reduces_variance = self.kind.takes_all_rows or self.settings.estimator.reduces_variance
         operations = _operations(self.posterior, self.center)
         with stage("Measuring the noise of the rows", NOISE_HINT):
             return row_noise(
@@ -437,38 +464,36 @@ class Setup:
     @cached_property
     def estimator(self) -> GradientEstimator:
         """Gradient estimator with its minibatch scheme."""
-        gradient, static = self.settings.gradient, self.settings.on_jax
-        if isinstance(gradient, GradientEstimator):
-            return gradient
+        estimator, static = self.settings.estimator, self.settings.on_jax
+        if isinstance(estimator, GradientEstimator):
+            return estimator
         if self.kind.takes_all_rows:
             return FullGradient(self.posterior, static=static)
         batch_size = self._batch_size
         if batch_size is None:
             batch_size = self._cheapest_batch_size()
-        if self.local is not None:
-            center = self.center if self.settings.order else self.known_center
-            return self.local.estimator(self.posterior, center, batch_size)
         in_memory = self.posterior.source is None and not self.posterior.rows_are_groups
-        if self._batch_size is None and batch_size == self.posterior.n_rows and in_memory:
+        all_rows = self._batch_size is None and batch_size == self.posterior.n_rows and in_memory
+        if all_rows and self.local is None:
             return FullGradient(self.posterior, static=static)
-        return make_estimator(
-            gradient,
-            self.posterior,
-            self._joint_center if self.settings.order else None,
-            self.settings.batching,
-            batch_size,
+        is_known = self.settings.order or self.known_center is not None
+        parts = Parts(
+            posterior=self.posterior,
+            batch_size=batch_size,
+            joint_center=self._joint_center if is_known else None,
+            order=self._order if self.local is None else 0,
             kept=self.noise.kept if self._keeps_rows else None,
-            order=self._order,
             static=static,
             noise_share=self._noise_share,
         )
+        return (self.local or estimator).make(parts)
 
     def _cheapest_batch_size(self) -> int:
         """Batch size at least cost where the preconditioner is the inverse curvature."""
         curvature, noise_of_rows = self.center.curvature, self.noise
         largest = float(curvature.relative_to(curvature.root).max())
         noise = noise_of_rows.n_rows**2 * self._noise_along_curvature / largest
-        if self.settings.gradient != "plain" and not self.settings.order:
+        if self.settings.estimator.reduces_variance and not self.settings.order:
             noise *= 2  # Positions of reference vary about the centre as much as the chain.
         rows, matrix = _operations(self.posterior, self.center)
         rows_always = len(noise_of_rows.kept) * rows
@@ -512,11 +537,12 @@ class Setup:
         static = {"shape": values.shape} if values.ndim else {}
         return pytensor.shared(values, name, **static)
 
-    def preconditioner(self, setting: str | np.ndarray | Matrix) -> tuple[Matrix, Matrix]:
+    def preconditioner(self) -> tuple[Matrix, Matrix]:
         """Preconditioner M and a root L with M = L Lᵀ, of the same kind."""
-        if is_curvature(setting):
+        assert self.matrix is not None
+        if is_curvature(self.matrix):
             return self.center.curvature.covariance, self.center.curvature.root
-        matrix = as_matrix(1.0 if isinstance(setting, str) else setting)
+        matrix = as_matrix(1.0 if isinstance(self.matrix, str) else self.matrix)
         return matrix, matrix.root
 
     # --- Step size ---------------------------------------------------------------------------

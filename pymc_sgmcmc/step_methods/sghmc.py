@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any, ClassVar, Unpack
+from dataclasses import dataclass
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from pymc_sgmcmc.matrices import Matrix
 from pymc_sgmcmc.schedules import StepSize, step_sizes
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.documentation import documented
+from pymc_sgmcmc.step_methods.estimators import Gradient
 from pymc_sgmcmc.step_methods.momentum import (
     NOISE_ESTIMATE_ERROR,
     GradientNoise,
@@ -32,10 +34,7 @@ from pymc_sgmcmc.step_methods.momentum import (
     rows_noise_error,
     solve_step_size,
 )
-from pymc_sgmcmc.step_methods.settings import (
-    NO_MIRROR,
-    CommonSettings,
-)
+from pymc_sgmcmc.step_methods.settings import CommonSettings, Preconditioner
 from pymc_sgmcmc.step_methods.setup import Design, Pace, Setup
 
 INTEGRATORS: dict[str, type[Underdamped]] = {
@@ -44,6 +43,36 @@ INTEGRATORS: dict[str, type[Underdamped]] = {
     "naive": NaiveSGHMC,
 }
 """These classes integrate the dynamics. The names are those of the setting."""
+
+
+@dataclass(frozen=True)
+class ResampledMomentum:
+    """An integrator of `SGHMC` whose velocities are drawn anew from N(0, M) from time to time.
+
+    It is not needed, since friction has the same effect, except for "naive". Frequent resampling
+    makes the chain a random walk.
+
+    Parameters
+    ----------
+    integrator : {"baoab", "euler", "naive"}
+    every : int or {"draw"}
+        Number of transitions after which velocities are drawn, or "draw" for once in each recorded
+        draw.
+
+    Raises
+    ------
+    TypeError, ValueError
+    """
+
+    integrator: str
+    every: int | str = "draw"
+
+    def __post_init__(self):
+        one_of("integrator", self.integrator, sorted(INTEGRATORS))
+        if isinstance(self.every, str):
+            one_of("every", self.every, ["draw"], " or a whole number")
+        else:
+            whole_number("every", self.every, 1, " of transitions")
 
 
 @documented
@@ -74,7 +103,7 @@ class SGHMC(StochasticGradientStep):
     :math:`\theta' = \theta + \epsilon v'` (Chen et al., §3.1). Nothing corrects for the noise of
     the gradient, so its law is not the posterior, and a warning says so. In a direction of gradient
     noise V (M = I) the mean of :math:`v^2 + H \theta^2 - \epsilon H \theta v` grows by
-    :math:`\epsilon^2 V` in each transition, without bound. With `resample_momentum` the variance
+    :math:`\epsilon^2 V` in each transition, without bound. With `ResampledMomentum` the variance
     has a limit, which is too large.
 
     **Law.** With the gradient of all rows and for small steps, the law is
@@ -99,9 +128,9 @@ class SGHMC(StochasticGradientStep):
 
     Parameters
     ----------
-    integrator : {"baoab", "euler", "naive"}
+    integrator : {"baoab", "euler", "naive"} or ResampledMomentum
         BAOAB is more accurate at any step; Euler is that of the paper. "naive" has no friction and
-        no right law, and needs a `step_size`.
+        no right law, and needs a `step_size`. `ResampledMomentum` draws velocities anew besides.
     friction : float, optional
         :math:`\gamma`, in units of 1 / time, where time is the unit of `step_size`. For the matrix
         friction C of the paper, :math:`C M = \gamma I`. Default: critical damping of the slowest
@@ -122,12 +151,8 @@ class SGHMC(StochasticGradientStep):
     noise_estimate : {"rows"}, None, float, (d,) or (d, d) array
         Estimate of V, the covariance of the gradient estimate. "rows" (default) is computed from
         gradients of single rows at the centre, dense up to d = 500 and diagonal beyond. With None
-        or False there is no correction. There is none either with "rows" for ``gradient="svrg"``
+        there is no correction. There is none either with "rows" for ``gradient="svrg"``
         and ``"saga"``, since only a bound on their noise is known.
-    resample_momentum : int or {"draw"}, optional
-        Number of transitions after which v is drawn anew from N(0, M), or "draw" for once in each
-        recorded draw. It is not needed, since friction has the same effect, except for "naive".
-        Frequent resampling makes the chain a random walk.
 
     Raises
     ------
@@ -160,20 +185,25 @@ class SGHMC(StochasticGradientStep):
     """
 
     name = "sghmc"
-    _refused = NO_MIRROR
-    _defaults: ClassVar = {"gradient": "cv"}
 
     def __init__(
         self,
         vars: Sequence | None = None,
         *,
-        integrator: str = "baoab",
+        integrator: str | ResampledMomentum = "baoab",
         friction: float | None = None,
         noise_estimate: str | float | np.ndarray | None = "rows",
-        resample_momentum: int | str | None = None,
+        gradient: Gradient = "cv",
+        preconditioner: Preconditioner = None,
         **settings: Unpack[CommonSettings],
     ):
-        self._integrator = one_of("integrator", integrator, sorted(INTEGRATORS))
+        every: int | str | None = None
+        if isinstance(integrator, ResampledMomentum):
+            every, integrator = integrator.every, integrator.integrator
+        self._integrator = one_of(
+            "integrator", integrator, sorted(INTEGRATORS), " or a ResampledMomentum"
+        )
+        self._resample_every = every
         if integrator == "naive":
             _check_naive(friction, noise_estimate, settings.get("step_size"))
             friction = noise_estimate = None
@@ -187,16 +217,14 @@ class SGHMC(StochasticGradientStep):
             positive_number, "friction", friction, unit=" (in units of 1 / time)"
         )
         self._noise_estimate = _check_noise_estimate(noise_estimate)
-        self._resample_momentum = _check_resample_momentum(resample_momentum)
         if integrator == "naive":
-            warnings.warn(
-                _naive_message(self._resample_momentum), UncorrectedNoiseWarning, stacklevel=2
-            )
-        super().__init__(vars, **settings)
+            message = _naive_message(self._resample_every)
+            warnings.warn(message, UncorrectedNoiseWarning, stacklevel=2)
+        super().__init__(vars, gradient=gradient, preconditioner=preconditioner, **settings)
 
     def _design(self, setup: Setup) -> Design:
         integrator = INTEGRATORS[self._integrator]
-        matrix, root = setup.preconditioner(self._preconditioner)
+        matrix, root = setup.preconditioner()
         friction = 0.0 if self._integrator == "naive" else self._friction
         if friction is None:
             friction = critical_friction(curvature_range(setup.center, root)[0])
@@ -233,7 +261,7 @@ class SGHMC(StochasticGradientStep):
                 "noise": shared(noise.variances, "gradient_noise"),
                 "noise_curvature": shared(curvatures, "noise_curvature"),
             }
-        every = self._resample_momentum
+        every = self._resample_every
         if isinstance(every, str):
             every = pace.thin
         self.friction = friction
@@ -274,7 +302,7 @@ def _check_naive(friction: Any, noise_estimate: Any, step_size: StepSize | None)
             f"`integrator='naive'` has no friction, but got friction={friction!r}. Leave it out, "
             "or use `integrator='euler'`."
         )
-    if not (isinstance(noise_estimate, str | bool) or noise_estimate is None):
+    if not (isinstance(noise_estimate, str) or noise_estimate is None):
         raise ValueError(
             "`integrator='naive'` injects no noise that could be reduced, but got "
             f"noise_estimate={noise_estimate!r}. Leave it out, or use `integrator='euler'`."
@@ -286,10 +314,10 @@ def _check_naive(friction: Any, noise_estimate: Any, step_size: StepSize | None)
         )
 
 
-def _naive_message(resample_momentum: int | str | None) -> str:
+def _naive_message(resample_every: int | str | None) -> str:
     grows = (
         "its variance grows without bound"
-        if resample_momentum is None
+        if resample_every is None
         else "its variance ends at a value that is too large"
     )
     return (
@@ -300,21 +328,9 @@ def _naive_message(resample_momentum: int | str | None) -> str:
 
 
 def _check_noise_estimate(noise_estimate: Any) -> Any:
-    if noise_estimate is None or noise_estimate is False:
-        return None
-    if noise_estimate is True:
-        return "rows"
-    if isinstance(noise_estimate, str) and noise_estimate != "rows":
+    if isinstance(noise_estimate, str | bool) and noise_estimate != "rows":
         raise ValueError(
             "`noise_estimate` should be 'rows', None, a number or an array, but got "
             f"{noise_estimate!r}."
         )
     return noise_estimate
-
-
-def _check_resample_momentum(every: Any) -> int | str | None:
-    if every is None:
-        return None
-    if isinstance(every, str):
-        return one_of("resample_momentum", every, ["draw"], ", None or a whole number")
-    return whole_number("resample_momentum", every, 1, " of transitions")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Unpack
+from typing import Unpack
 
 from pymc_sgmcmc.checks import one_of
 from pymc_sgmcmc.dynamics import AveragedLangevin, Langevin
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.documentation import documented
-from pymc_sgmcmc.step_methods.settings import NO_MIRROR, CommonSettings
+from pymc_sgmcmc.step_methods.estimators import Gradient
+from pymc_sgmcmc.step_methods.settings import CommonSettings, Preconditioner
 from pymc_sgmcmc.step_methods.setup import Design, Kind, Setup
 
 INTEGRATORS = {"euler": Langevin, "averaged": AveragedLangevin}
@@ -88,21 +89,23 @@ class SGLD(StochasticGradientStep):
     """
 
     name = "sgld"
-    _kind = Kind(takes_low_rank=True, bounds_noise=True)
+    _kind = Kind(takes_low_rank=True, bounds_noise=True, mirrors=True)
 
     def __init__(
         self,
         vars: Sequence | None = None,
         *,
         integrator: str = "euler",
+        gradient: Gradient = "plain",
+        preconditioner: Preconditioner = None,
         **settings: Unpack[CommonSettings],
     ):
         self._dynamics = INTEGRATORS[one_of("integrator", integrator, tuple(INTEGRATORS))]
         self._law = self._dynamics.integrated
-        super().__init__(vars, **settings)
+        super().__init__(vars, gradient=gradient, preconditioner=preconditioner, **settings)
 
     def _design(self, setup: Setup) -> Design:
-        matrix, root = setup.preconditioner(self._preconditioner)
+        matrix, root = setup.preconditioner()
         pace = setup.pace(lambda: setup.closed_form(root, tuned=True))
         matrices = matrix.map(setup.shared), root.map(setup.shared)
         return Design(self._dynamics(*matrices, setup.mirrored()), pace)
@@ -160,14 +163,21 @@ class SGLDCV(SGLD):
     """
 
     name = "sgldcv"
-    _refused = NO_MIRROR
-    _defaults: ClassVar = {"gradient": "second_order"}
+    _kind = Kind(takes_low_rank=True, bounds_noise=True)
 
     def __init__(
         self,
         vars: Sequence | None = None,
         *,
         integrator: str = "averaged",
+        gradient: Gradient = "second_order",
+        preconditioner: Preconditioner = None,
         **settings: Unpack[CommonSettings],
     ):
-        super().__init__(vars, integrator=integrator, **settings)
+        super().__init__(
+            vars,
+            integrator=integrator,
+            gradient=gradient,
+            preconditioner=preconditioner,
+            **settings,
+        )

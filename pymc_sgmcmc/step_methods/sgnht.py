@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from pymc_sgmcmc.matrices import Dense
 from pymc_sgmcmc.schedules import step_sizes
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.documentation import documented
+from pymc_sgmcmc.step_methods.estimators import Gradient
 from pymc_sgmcmc.step_methods.momentum import (
     NOISE_ESTIMATE_ERROR,
     critical_friction,
@@ -24,10 +25,7 @@ from pymc_sgmcmc.step_methods.momentum import (
     rows_noise,
     solve_step_size,
 )
-from pymc_sgmcmc.step_methods.settings import (
-    NO_MIRROR,
-    CommonSettings,
-)
+from pymc_sgmcmc.step_methods.settings import CommonSettings, Preconditioner
 from pymc_sgmcmc.step_methods.setup import Design, Pace, Setup
 
 THERMOSTATS = ("scalar", "diagonal")
@@ -122,8 +120,6 @@ class SGNHT(StochasticGradientStep):
     """
 
     name = "sgnht"
-    _refused = NO_MIRROR
-    _defaults: ClassVar = {"gradient": "cv"}
 
     def __init__(
         self,
@@ -132,6 +128,8 @@ class SGNHT(StochasticGradientStep):
         friction: float | None = None,
         thermostat: str = "scalar",
         thermostat_mass: float | None = None,
+        gradient: Gradient = "cv",
+        preconditioner: Preconditioner = None,
         **settings: Unpack[CommonSettings],
     ):
         if thermostat not in THERMOSTATS:
@@ -144,11 +142,11 @@ class SGNHT(StochasticGradientStep):
         self._thermostat_mass = or_none(
             positive_number, "thermostat_mass", thermostat_mass, unit=" (in units of time²)"
         )
-        super().__init__(vars, **settings)
+        super().__init__(vars, gradient=gradient, preconditioner=preconditioner, **settings)
 
     def _design(self, setup: Setup) -> Design:
         diagonal = self._thermostat == "diagonal"
-        _, root = setup.preconditioner(self._preconditioner)
+        _, root = setup.preconditioner()
         computes = setup.settings.step_size is None or self._friction is None
         center = setup.center if computes else setup.known_center
         noise = None

@@ -24,12 +24,9 @@ from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly
 from pymc_sgmcmc.posterior.graphs import rebuild
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.documentation import documented
-from pymc_sgmcmc.step_methods.settings import (
-    NO_MIRROR,
-    OWN_PRECONDITIONER,
-    CommonSettings,
-)
-from pymc_sgmcmc.step_methods.setup import Design, Pace, Setup
+from pymc_sgmcmc.step_methods.estimators import Gradient
+from pymc_sgmcmc.step_methods.settings import CommonSettings
+from pymc_sgmcmc.step_methods.setup import Design, Kind, Pace, Setup
 from pymc_sgmcmc.tuning import prior_precision
 
 LARGEST_DIMENSION = 50
@@ -103,7 +100,6 @@ class SGRLD(StochasticGradientStep):
     """
 
     name = "sgrld"
-    _refused = NO_MIRROR | OWN_PRECONDITIONER
 
     def __init__(
         self,
@@ -111,6 +107,7 @@ class SGRLD(StochasticGradientStep):
         *,
         metric: Callable[[TensorVariable], TensorVariable] | None = None,
         metric_rows: int | None = None,
+        gradient: Gradient = "plain",
         **settings: Unpack[CommonSettings],
     ):
         self._metric_rows = or_none(whole_number, "metric_rows", metric_rows, 1, " of rows")
@@ -120,12 +117,9 @@ class SGRLD(StochasticGradientStep):
                 "`metric` should be given together with `step_size` and without `metric_rows`, "
                 "which is for the Fisher metric."
             )
-        if metric is None and settings.get("local") is not None:
-            raise ValueError(
-                "The Fisher metric is made of gradients of rows, which `local` does not have. "
-                "Give `metric`, or use `SGLD`."
-            )
-        super().__init__(vars, **settings)
+        # The Fisher metric is made of gradients of rows, which local variables do not have.
+        self._kind = Kind(has_preconditioner=False, takes_local=metric is not None)  # type: ignore[misc]
+        super().__init__(vars, gradient=gradient, **settings)
 
     def _design(self, setup: Setup) -> Design:
         if self._metric is not None:

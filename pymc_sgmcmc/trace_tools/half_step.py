@@ -37,8 +37,8 @@ from pymc_sgmcmc.record import (
     with_preconditioner,
 )
 from pymc_sgmcmc.stein import Estimate
+from pymc_sgmcmc.step_methods.estimators import ESTIMATORS
 from pymc_sgmcmc.step_methods.repeat import repeated_step
-from pymc_sgmcmc.step_methods.settings import GRADIENTS
 from pymc_sgmcmc.trace_tools.diagnostics import ess, mcse
 from pymc_sgmcmc.trace_tools.gradients import check_same_model
 
@@ -68,7 +68,7 @@ def check_rerun(idata: DataTree, settings: dict[str, Any], model: pm.Model) -> N
     ValueError
     """
     by_hand = settings.get("estimator_from") == GIVEN
-    is_known = settings.get(LAW) in LAWS and (by_hand or settings.get("gradient") in GRADIENTS)
+    is_known = settings.get(LAW) in LAWS and (by_hand or settings.get("gradient") in ESTIMATORS)
     group, local = idata.children.get(SETTINGS), stored_local(settings)
     names = ("preconditioner", INFORMATION)
     has_matrix = group is not None and any(stored_matrix(group, name) is not None for name in names)
@@ -77,7 +77,9 @@ def check_rerun(idata: DataTree, settings: dict[str, Any], model: pm.Model) -> N
         f"{settings.get(STEP_METHODS)} step methods": STEP_METHODS in settings,
         "whose law is known, as of `SGLDCV`, but the trace is of "
         f"{settings.get('sampler', 'an unknown step method')}": not is_known or group is None,
-        f"without `local`, but that of the trace has sampled {quoted(local)} by it": bool(local),
+        f"without `LocalSampling`, but that of the trace has sampled {quoted(local)} by it": bool(
+            local
+        ),
         "of up to 500 coordinates where effects of groups have coordinates of their own": (
             not has_matrix
         ),

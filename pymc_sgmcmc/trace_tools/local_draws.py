@@ -1,4 +1,4 @@
-"""What a report says of local variables that a step method has sampled by `local`."""
+"""What a report says of local variables that a step method has sampled by `LocalSampling`."""
 
 from __future__ import annotations
 

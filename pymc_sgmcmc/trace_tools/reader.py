@@ -246,7 +246,7 @@ def refuse_mirrored(settings: dict[str, Any]) -> None:
         names = ", ".join(f"`{name}`" for name in json.loads(settings[MIRRORED]))
         raise ValueError(
             f"The gradients should have mean zero, but {names} {'were' if ',' in names else 'was'} "
-            'mirrored at zero, where the density ends. Sample with `positive="transform"` to use '
+            "mirrored at zero, where the density ends. Leave out `default_transform=None` to use "
             "tools that take gradients."
         )
 

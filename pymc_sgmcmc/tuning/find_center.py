@@ -11,7 +11,7 @@ import numpy as np
 from scipy import linalg
 
 from pymc_sgmcmc.errors import CenterWarning, ModelError
-from pymc_sgmcmc.marginal.search import remedy
+from pymc_sgmcmc.guests import remedy
 from pymc_sgmcmc.matrices import Diagonal
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.check_rows import defect_at

@@ -29,7 +29,7 @@ from scipy import linalg
 from scipy.interpolate import CubicSpline
 
 from pymc_sgmcmc.errors import CenterWarning
-from pymc_sgmcmc.marginal.search import remedy
+from pymc_sgmcmc.guests import remedy
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.position import PositionLayout, untransformed
 from pymc_sgmcmc.tuning.center import Center

@@ -264,8 +264,8 @@ def lag_message(complete: CompleteData, remaining: float) -> str:
     return (
         f"A visit leaves an autocorrelation of {remaining:.2g} in local variables of "
         f"{quoted(complete.names)}, so their draws lag behind the other variables. Use more "
-        "`transitions` in `LocalSampling`, an `initial_point` near the mode, or a transition of "
-        "your own."
+        "`transitions` in `LocalSampling`, initial values of the model near the mode, or a "
+        "transition of your own."
     )
 
 
@@ -446,7 +446,8 @@ class GradientDraws(_Visits):
             _log.warning(
                 f"The gradient at the centre moves means by up to {error:.2g} standard deviations, "
                 f"since {quoted(self._complete.names)} vary much given the records. Use "
-                f"`SGLD(local=...)`{f' or {call_of(structure, quadratic=False)}' if small else ''}."
+                "`LocalSampling(..., control_variates=False)`"
+                f"{f' or {call_of(structure, quadratic=False)}' if small else ''}."
             )
 
     def center_at(self, position: np.ndarray, prior_gradient: np.ndarray) -> Center:

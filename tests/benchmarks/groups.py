@@ -27,7 +27,7 @@ MOST_RECOVERED = 10_000
 """Draws for more groups than this would take gigabytes, and minutes in proportion."""
 SHOWN = {
     "ours": "`marginalize`, `SGLDCV()`",
-    "local": '`SGLDCV(local="z")`',
+    "local": '`SGLDCV(gradient=LocalSampling("z"))`',
     "nuts": "NUTS of PyMC",
     "nutpie": "nutpie",
 }
@@ -37,7 +37,7 @@ OPTIONS = {
     "large": ((300, 3000), "numbers of large groups"),
     "nuts": ((1000, 10_000), "for NUTS"),
     "nutpie": ((1000, 10_000), "for nutpie"),
-    "local": ((1000,), "for `local=`"),
+    "local": ((1000,), "for `LocalSampling`"),
     "draws": (20_000, "draws of a chain"),
     "seconds": (600.0, "NUTS is stopped after so many"),
 }
@@ -103,11 +103,11 @@ def run_ours(model: Any, draws: int) -> Result:
 
 
 def run_local(model: Any, draws: int) -> Result:
-    """`SGLDCV(local=...)`, which samples the intercepts by Fisher's identity."""
-    from pymc_sgmcmc import SGLDCV
+    """`SGLDCV(gradient=LocalSampling(...))`, which samples the intercepts by Fisher's identity."""
+    from pymc_sgmcmc import SGLDCV, LocalSampling
 
     with model:
-        step = SGLDCV(local="z")
+        step = SGLDCV(gradient=LocalSampling("z"))
         return of_step(step, *timed_draws(step, draws // 10, 500, chains=1, var_names=NAMES))
 
 

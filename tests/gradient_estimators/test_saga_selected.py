@@ -11,7 +11,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
-from pymc_sgmcmc import SGLD, Posterior, chain
+from pymc_sgmcmc import SAGA, SGLD, Posterior, chain
 from pymc_sgmcmc.dynamics import Langevin
 from pymc_sgmcmc.engine import TransitionBlock
 from pymc_sgmcmc.gradient_estimators import SAGAGradient, saga
@@ -399,8 +399,8 @@ def test_a_state_resumes_where_it_was_read(monkeypatch):
 
     def fresh():
         step = SGLD(
-            model=model, gradient="saga", batch_size=15, step_size=1e-3, thin=3,
-            preconditioner="identity", batching="shuffle", compile_kwargs=FAST_COMPILE,
+            model=model, gradient=SAGA(batching="shuffle"), batch_size=15, step_size=1e-3, thin=3,
+            preconditioner="identity", compile_kwargs=FAST_COMPILE,
         )  # fmt: skip
         step.setup_chain(np.random.default_rng(5), 10, 30)
         return step

@@ -6,14 +6,14 @@ import numpy as np
 import pytensor
 import pytest
 
-from pymc_sgmcmc import SGLD, Posterior, chain
+from pymc_sgmcmc import SGLD, SVRG, Posterior, chain
 from pymc_sgmcmc.batching import make_batching
-from pymc_sgmcmc.gradient_estimators import SVRG, PlainGradient, SAGAGradient, SVRGGradient
+from pymc_sgmcmc.gradient_estimators import PlainGradient, SAGAGradient, SVRGGradient
 from pymc_sgmcmc.gradient_estimators.center_difference import find_center_difference
 from tests.support.exact_law import all_indices, run_one
 from tests.support.linear_gaussian import LinearGaussian
 from tests.support.models import logistic_model, two_variable_model
-from tests.support.sampling import NUMBA, sample
+from tests.support.sampling import NUMBA, estimator, sample
 
 N_ROWS, BATCH_SIZE, DIMENSION = 6, 3, 2
 EPOCH = 4
@@ -110,8 +110,7 @@ def test_exact_covariance_over_a_cycle(problem, batching):
         batch_size=BATCH_SIZE,
         step_size=step_size,
         preconditioner="identity",
-        gradient=SVRG(refresh=EPOCH),
-        batching=batching,
+        gradient=SVRG(refresh=EPOCH, batching=batching),
         compile_kwargs=NUMBA,
     )
     indices = all_indices(step.batching)
@@ -179,7 +178,7 @@ def test_computed_step_size_keeps_the_stated_inflation(batching, batch_size):
         batch_size=batch_size,
         step_size=None,
         preconditioner=None,
-        batching=batching,
+        gradient=SVRG(batching=batching),
     )
     root = step.center.curvature.root
     white = LinearGaussian(problem.X @ root, problem.y - problem.X @ problem.mean, prior_sd=1e9)
@@ -290,14 +289,12 @@ def test_the_reference_keeps_the_values_of_other_variables():
 def test_an_estimator_of_the_user_gives_the_same_draws_as_its_name(model, kind):
     posterior = Posterior(model)
     if kind == "plain":
-        estimator = PlainGradient(posterior, make_batching("replace", posterior.data, 20))
+        made = PlainGradient(posterior, make_batching("replace", posterior.data, 20))
     else:
-        estimator = {"svrg": SVRGGradient, "saga": SAGAGradient}[kind](
-            posterior, 20, batching="replace"
-        )
+        made = {"svrg": SVRGGradient, "saga": SAGAGradient}[kind](posterior, 20, batching="replace")
     step = SGLD(
         model=model,
-        gradient=estimator,
+        gradient=made,
         step_size=1e-3,
         preconditioner="identity",
         thin=2,
@@ -306,7 +303,7 @@ def test_an_estimator_of_the_user_gives_the_same_draws_as_its_name(model, kind):
     assert step.batch_size == 20
     assert step.batching_name == "replace"
     draws = sample(model, step, draws=10)
-    named = svrg_step(model, gradient=kind, batching="replace", thin=2)
+    named = svrg_step(model, gradient=estimator(kind, "replace"), thin=2)
     expected = sample(model, named, draws=10)
     np.testing.assert_array_equal(draws.posterior["beta"], expected.posterior["beta"])
 
@@ -316,7 +313,7 @@ def test_an_estimator_of_the_user_gives_the_same_draws_as_its_name(model, kind):
     [
         ({"batch_size": 20}, "SVRGGradient, which has its own .* but `batch_size` is given"),
         ({"rows": "y"}, "but `rows` is given as well"),
-        ({"batching": "shuffle", "rows": "y"}, "`rows` and `batching` are given as well"),
+        ({"batch_size": 20, "rows": "y"}, "`batch_size` and `rows` are given as well"),
         ({"compile_kwargs": {"mode": "JAX"}}, "Make it with `static=True`"),
     ],
 )

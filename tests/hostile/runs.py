@@ -449,7 +449,7 @@ for _name, _settings in {
     "matrix": {"k": "matrix"},
     "scalar": {"k": "scalar"},
     "number": {"k": 1.0},
-    "control_variates": {"gradient": "cv", "max_k": 2.0},
+    "control_variates": {"gradient": "cv", "bias": 0.35},
 }.items():
     add(
         f"runs.osgfs_misspecified_{_name}",

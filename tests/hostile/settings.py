@@ -16,6 +16,7 @@ from pymc_sgmcmc import (
     MALA,
     OSGFS,
     PSGLD,
+    SAGA,
     SGHMC,
     SGLD,
     SGLDCV,
@@ -23,10 +24,15 @@ from pymc_sgmcmc import (
     SGRLD,
     SVRG,
     ULA,
+    ConvergenceTest,
+    FirstOrder,
     GaussianAuxiliary,
+    Pairs,
     PolynomialDecay,
     Posterior,
     Recipe,
+    ResampledMomentum,
+    RunningCovariance,
     sample,
     sample_blocks,
 )
@@ -63,6 +69,14 @@ def refuse(
 
 class Together(dict):
     """Several arguments at once."""
+
+
+def refuse_to_make(kind: Any, argument: str, **values: Any) -> None:
+    """Add a case for each bad value of an argument of an object that step methods take."""
+    for fault, value in values.items():
+        settings = value if isinstance(value, Together) else {argument: value}
+        name = f"settings.{kind.__name__}_{argument}_{fault}"
+        add(name, functools.partial(kind, **settings), argument)
 
 
 # --- Arguments of all step methods, on SGLDCV -----------------------------------------------------
@@ -174,17 +188,11 @@ refuse(
     truth=True,
 )
 refuse(SGLDCV, "thin", zero=0, negative=-1, fraction=1.5, text="10", truth=True, huge=10**12)
-refuse(SGLDCV, "batching", misspelt="shuffel", number=3, truth=True, sequence=["shuffle"])
-refuse(
-    SGLDCV,
-    "initial_point",
-    of_unknown={"gamma": 0.0},
-    wrong_shape={"beta": np.zeros(3)},
-    nan={"beta": np.array([np.nan, 0.0])},
-    text={"beta": "zero"},
-    number=3,
-    infinite={"beta": np.array([np.inf, 0.0])},
+refuse(SGLDCV, "batching", of_its_estimator="replace")
+refuse_to_make(
+    FirstOrder, "batching", misspelt="shuffel", number=3, truth=True, sequence=["shuffle"]
 )
+refuse(SGLDCV, "initial_point", of_pymc={"beta": np.zeros(2)})
 refuse(
     SGLDCV,
     "compile_kwargs",
@@ -194,7 +202,7 @@ refuse(
     number={"mode": 3},
     sequence=["CVM"],
 )
-refuse(SGLDCV, "rng", text="seed", negative=-1, fraction=1.5)
+refuse(SGLDCV, "rng", seed=1)
 refuse(SGLDCV, "model", number=3, text="line")
 refuse(SGLDCV, "blocked", slow=True, text="yes", no=False)
 refuse(SGLDCV, "stepsize", misspelt=1e-3)
@@ -263,14 +271,8 @@ def estimator_and_batch_size():
     )
 
 
-@case("refresh")
-def svrg_refresh_zero():
-    return step_on_line(SGLD, {"gradient": SVRG(refresh=0)})
-
-
-@case("refresh")
-def svrg_refresh_fraction():
-    return step_on_line(SGLD, {"gradient": SVRG(refresh=2.5)})
+refuse_to_make(SVRG, "refresh", zero=0, fraction=2.5)
+refuse_to_make(SAGA, "batching", misspelt="shufle")
 
 
 @case("step.size")
@@ -316,13 +318,7 @@ def saga_on_jax():
 
 # --- Arguments of single step methods -------------------------------------------------------------
 
-refuse(
-    SGLD,
-    "gradient",
-    misspelt="Plain",
-    says="gradient|batching",
-    saga_with_windows=Together(gradient="saga", batching="shufle"),
-)
+refuse(SGLD, "gradient", misspelt="Plain")
 refuse(SGHMC, "integrator", misspelt="leapfrog", number=1)
 refuse(SGLDCV, "integrator", misspelt="avaraged", of_sghmc="baoab", number=1)
 refuse(
@@ -346,7 +342,15 @@ refuse(
     nan=NOT_A_NUMBER,
     indefinite=np.array([[1.0, 2.0], [2.0, 1.0]]),
 )
-refuse(SGHMC, "resample_momentum", misspelt="draws", zero=0, fraction=1.5, truth=True)
+refuse_to_make(
+    ResampledMomentum,
+    "every",
+    misspelt=Together(integrator="baoab", every="draws"),
+    zero=Together(integrator="baoab", every=0),
+    fraction=Together(integrator="baoab", every=1.5),
+    truth=Together(integrator="baoab", every=True),
+)
+refuse_to_make(ResampledMomentum, "integrator", misspelt="naïve")
 refuse(SGHMC, "preconditioner", misspelt="curvatrue", too_long=np.ones(3))
 refuse(SGNHT, "thermostat", misspelt="vector", number=1)
 refuse(SGNHT, "friction", nan=NOT_A_NUMBER, negative=-1.0, text="1")
@@ -367,14 +371,18 @@ refuse(
     nan=NOT_A_NUMBER,
     paper_with_cv=Together(k="paper", gradient="cv"),
 )
-refuse(OSGFS, "max_k", too_large=3.0, zero=0.0, text="1", with_bias=Together(max_k=1.0, bias=0.05))
+refuse(OSGFS, "bias", with_k=Together(k=1.0, bias=0.05))
 refuse(OSGFS, "curvature", misspelt="hesian", number=1.0)
 refuse(OSGFS, "start", misspelt="centre", number=0)
-refuse(OSGFS, "covariance_rows", one=1, fraction=10.5, above_rows=ROWS + 1)
-refuse(OSGFS, "update_every", zero=0, fraction=0.5)
-refuse(OSGFS, "convergence_rule", misspelt="chi")
-refuse(OSGFS, "b", without_its_rule=0.5, negative=Together(convergence_rule="elementwise", b=-1.0))
-refuse(OSGFS, "window", zero=0, text="10")
+refuse(OSGFS, "covariance", number=500, above_rows=RunningCovariance(rows=ROWS + 1))
+refuse_to_make(RunningCovariance, "rows", one=1, fraction=10.5)
+refuse_to_make(RunningCovariance, "update_every", zero=0, fraction=0.5)
+refuse(OSGFS, "convergence", misspelt="chi")
+refuse_to_make(ConvergenceTest, "rule", misspelt="chi")
+refuse_to_make(
+    ConvergenceTest, "b", without_its_rule=0.5, negative=Together(rule="elementwise", b=-1.0)
+)
+refuse_to_make(ConvergenceTest, "window", zero=0, text="10")
 refuse(OSGFS, "preconditioner", of_another=np.eye(2))
 refuse(
     HAMCMC,
@@ -387,12 +395,12 @@ refuse(
 refuse(HAMCMC, "pairs", misspelt="betwen")
 refuse(HAMCMC, "initial_scale", negative=-1.0, text="1")
 refuse(HAMCMC, "regularization", negative=-1.0)
-refuse(HAMCMC, "curvature_threshold", zero=0.0)
+refuse_to_make(Pairs, "threshold", zero=0.0)
 refuse(SGRLD, "metric_rows", zero=0, fraction=1.5, above_rows=ROWS + 1)
 refuse(ULA, "batch_size", given=10)
 refuse(SGHMC, "friction", tiny=1e-300)
 refuse(SGLDCV, "compile_kwargs", of_a_package_that_is_not_there={"mode": "MLX"})
-refuse(OSGFS, "window", beyond_memory=10**13)
+refuse(OSGFS, "convergence", says="window", beyond_memory=ConvergenceTest(window=10**13))
 refuse(HAMCMC, "memory", beyond_a_draw=10**6)
 refuse(ULA, "gradient", given="cv")
 refuse(ULA, "step_size", negative=-1.0)

@@ -41,7 +41,7 @@ NUMBA = {"mode": "NUMBA"}
 @functools.cache
 def sound() -> DataTree:
     """A default run, with moments."""
-    run = run_of(shared_line(), rng=1, compile_kwargs=NUMBA)
+    run = run_of(shared_line(), compile_kwargs=NUMBA)
     with shared_line():
         return sampled(run.step)
 

@@ -165,7 +165,7 @@ def small():
             preconditioner="identity",
             thin=10,
             batch_size=2,
-            local=LocalSampling("u", transitions=1),
+            gradient=LocalSampling("u", transitions=1, control_variates=False),
             compile_kwargs=NUMBA,
         )
     return problem, model, step, step_size
@@ -273,7 +273,7 @@ def test_control_variates_with_default_settings(mixed):
     """The posterior within the stated error of its variance, from few groups a minibatch."""
     model = mixed.model()
     with model:
-        step = SGLDCV(local="u", compile_kwargs=NUMBA)
+        step = SGLDCV(gradient=LocalSampling("u"), compile_kwargs=NUMBA)
     assert step.batch_size <= 20
     idata = sample(model, step, 1500, var_names=["beta"])
     assert list(idata.posterior.data_vars) == ["beta"]
@@ -293,7 +293,7 @@ def away(mixed):
     mean, covariance = mixed.marginal()
     center = mean + np.sqrt(np.diag(covariance))
     with mixed.model() as model:
-        step = SGLDCV(local="u", center={"beta": center}, batch_size=5, bias=0.2)
+        step = SGLDCV(gradient=LocalSampling("u"), center={"beta": center}, batch_size=5, bias=0.2)
     return model, step, center
 
 
@@ -321,7 +321,7 @@ def test_visits_to_groups_count_as_passes():
     local = LocalSampling("u", transitions=2)
     settings = {"step_size": 1e-3, "batch_size": 5, "preconditioner": "identity"}
     with LinearMixedModel().model():
-        step = SGLD(local=local, gradient="cv", center={"beta": np.zeros(2)}, **settings)
+        step = SGLD(gradient=local, center={"beta": np.zeros(2)}, **settings)
     assert step.posterior.rows_evaluated > 2 * local_variables.GIVEN_ROUNDS * step.posterior.n_rows
 
 
@@ -338,11 +338,13 @@ def test_transitions_of_a_user():
         uniform = 0.5 * pt.erfc(state.noise[:, 1] / np.sqrt(2))
         return pt.switch((pt.log(uniform) < change)[:, None], proposal, state.block)
 
-    local = LocalSampling("u", transitions=12, transition=from_prior, noise_size=2)
+    local = LocalSampling(
+        "u", transitions=12, transition=from_prior, noise_size=2, control_variates=False
+    )
     step_size = 0.3 * np.linalg.eigvalsh(problem.marginal()[1])[0]
     with model:
         step = SGLD(
-            step_size=step_size, preconditioner="identity", thin=10, batch_size=2, local=local
+            step_size=step_size, preconditioner="identity", thin=10, batch_size=2, gradient=local
         )
     idata = sample(model, step, 2000)
     mean, covariance = problem.exact_law(step_size, 2, 0.0)
@@ -359,17 +361,22 @@ def test_transitions_of_a_user():
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"local": 3}, TypeError, "names of local variables or a `LocalSampling`, but got 3"),
-        ({"local": "beta"}, ModelError, "each of 2 groups or records"),
-        ({"local": "nobody"}, (ModelError, ValueError, KeyError), "nobody"),
-        ({"local": "u", "gradient": "saga"}, ValueError, "but got 'saga'"),
-        ({"local": "u", "batching": "shuffle"}, ValueError, "leave `batching` out"),
-        ({"local": "u", "compile_kwargs": {"mode": "JAX"}}, ValueError, "does not run on JAX"),
+        ({"names": "beta"}, ModelError, "each of 2 groups or records"),
+        ({"names": "nobody"}, (ModelError, ValueError, KeyError), "nobody"),
+        ({"names": "u", "rows": ["y"]}, ValueError, "leave `rows` out"),
+        ({"names": "u", "compile_kwargs": {"mode": "JAX"}}, ValueError, "does not run on JAX"),
     ],
 )
 def test_refused(small, settings, error, message):
+    gradient = LocalSampling(settings.pop("names"), control_variates=False)
     with small[1], pytest.raises(error, match=message):
-        SGLD(step_size=0.01, preconditioner="identity", batch_size=2, **settings)
+        SGLD(
+            step_size=0.01,
+            preconditioner="identity",
+            batch_size=2,
+            gradient=gradient,
+            **settings,
+        )
 
 
 def test_refused_settings_of_transitions():
@@ -377,6 +384,8 @@ def test_refused_settings_of_transitions():
         LocalSampling("u", noise_size=3)
     with pytest.raises(ValueError, match="`transitions` should be a whole number, at least 1"):
         LocalSampling("u", transitions=0)
+    with pytest.raises(TypeError, match="`names` should name local variables, but got 3"):
+        LocalSampling(3)
 
 
 def test_slow_transitions_are_warned_of(caplog):
@@ -426,7 +435,7 @@ def test_average_that_varies_much_is_warned_of(caplog, monkeypatch, mixed):
     for name, limit in limits.items():
         monkeypatch.setattr(local_variables, name, limit)
     with mixed.model(), caplog.at_level("WARNING", "pymc"):
-        SGLDCV(local="u", batch_size=5, bias=0.2)
+        SGLDCV(gradient=LocalSampling("u"), batch_size=5, bias=0.2)
     assert "The gradient at the centre moves means by up to" in caplog.text
 
 
@@ -469,7 +478,7 @@ def test_other_observed_variables_count_in_full():
     model = model_with_other_records()
     with model:
         step = SGLD(
-            local="u",
+            gradient=LocalSampling("u", control_variates=False),
             step_size=0.01,
             preconditioner="identity",
             batch_size=4,
@@ -489,7 +498,12 @@ def test_other_observed_variables_count_in_full():
 
 def test_potential_with_rows_is_refused():
     with model_with_other_records(potential=True), pytest.raises(ModelError, match="`penalty`"):
-        SGLD(local="u", step_size=0.01, preconditioner="identity", batch_size=4)
+        SGLD(
+            gradient=LocalSampling("u", control_variates=False),
+            step_size=0.01,
+            preconditioner="identity",
+            batch_size=4,
+        )
 
 
 @pytest.mark.slow
@@ -519,7 +533,7 @@ def test_trace_names_local_variables_and_recover_replaces_them(caplog):
             preconditioner="identity",
             batch_size=4,
             thin=2,
-            local=LocalSampling("u", transitions=3),
+            gradient=LocalSampling("u", transitions=3, control_variates=False),
         )
         with caplog.at_level("INFO", "pymc"):
             idata = pm.sample(
@@ -536,7 +550,7 @@ def test_trace_names_local_variables_and_recover_replaces_them(caplog):
     )
     chosen = recover(idata, model, groups=[3, 5], random_seed=1, progressbar=False).posterior
     assert chosen["u"].shape == (2, 60, 2)
-    with pytest.raises(ValueError, match="without `local`"):
+    with pytest.raises(ValueError, match="without `LocalSampling`"):
         bias_report(idata, model, rerun=True)
 
 
@@ -561,7 +575,7 @@ def test_many_local_quantities_need_a_step_size():
         model,
         pytest.raises(ValueError, match=r"at most 6. Give `step_size`, .* and `batch_size`"),
     ):
-        SGLD(local="u")
+        SGLD(gradient=LocalSampling("u", control_variates=False))
 
 
 def test_changed_data_are_refused():
@@ -571,7 +585,12 @@ def test_changed_data_are_refused():
         beta = pm.Normal("beta", 0, 3.0, shape=2)
         u = pm.Normal("u", 0, 0.9, shape=problem.n_groups)
         pm.Normal("y", problem.X @ beta + u[problem.group], 1.3, observed=y)
-        step = SGLD(local="u", step_size=0.01, preconditioner="identity", batch_size=2)
+        step = SGLD(
+            gradient=LocalSampling("u", control_variates=False),
+            step_size=0.01,
+            preconditioner="identity",
+            batch_size=2,
+        )
         pm.set_data({"y_data": problem.y + 1})
         with pytest.raises(ModelError, match="`y_data` were changed"):
             step.setup_chain(np.random.default_rng(1), 0, 10)

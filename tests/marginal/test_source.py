@@ -12,7 +12,9 @@ from pymc_sgmcmc import (
     SGHMC,
     SGLD,
     SGLDCV,
+    LocalSampling,
     ModelError,
+    Plain,
     Posterior,
     fit_marginal,
     marginalize,
@@ -115,7 +117,11 @@ CASES = {
     "linear-SGHMC": (linear, False, SGHMC),
     "logistic-SGLDCV": (logistic, False, partial(SGLDCV, **NUMBA)),
     "logistic-SGLD": (logistic, False, PLAIN),
-    "logistic-SGLD with replacement": (logistic, False, partial(PLAIN, batching="replace")),
+    "logistic-SGLD with replacement": (
+        logistic,
+        False,
+        partial(PLAIN, gradient=Plain(batching="replace")),
+    ),
     "logistic-SGHMC": (logistic, False, partial(SGHMC, **NUMBA)),
     "logistic-SVRG": (logistic, True, partial(PLAIN, gradient="svrg")),
 }
@@ -360,7 +366,7 @@ def test_the_records_are_not_taken_from_elsewhere(groups):
     with pytest.raises(ModelError, match="all of them are needed in memory here"):
         fit_marginal(model, "z")
     with model, pytest.raises(ModelError, match="all of them are needed in memory here"):
-        SGLDCV(local="z")
+        SGLDCV(gradient=LocalSampling("z"))
 
 
 def test_codes_beyond_the_groups_in_later_rows(groups):

@@ -198,7 +198,9 @@ def test_four_quantities():
     with pm.Model() as model:
         z = pm.Normal("z", shape=(6, 4))
         pm.Poisson("y", pm.math.exp((z[GROUP] * X).sum(axis=1)), observed=np.arange(30) % 3)
-    with pytest.raises(ModelError, match=r"at most 3. Use `SGLDCV\(local=\[.z.\]\)` or"):
+    with pytest.raises(
+        ModelError, match=r"at most 3. Use `SGLDCV\(gradient=LocalSampling\(\[.z.\]\)\)` or"
+    ):
         marginalize(model, "z")
     marginalize(model, "z", points=1)
 

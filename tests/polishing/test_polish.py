@@ -352,5 +352,5 @@ def test_local_variables_that_were_sampled_apart_are_refused(right):
     groups = {name: group.to_dataset() for name, group in idata.children.items()}
     settings = {f"{PREFIX}{LOCAL}": '["effect"]'}
     groups["sample_stats"] = groups["sample_stats"].assign_attrs(settings)
-    with pytest.raises(ValueError, match="has sampled `effect` by `local`"):
+    with pytest.raises(ValueError, match="has sampled `effect` by `LocalSampling`"):
         polish(xr.DataTree.from_dict(groups), model)

@@ -19,6 +19,7 @@ from pymc_sgmcmc import (
     ULA,
     BatchSizeWarning,
     ModelError,
+    Pairs,
     sample,
     sample_blocks,
 )
@@ -237,7 +238,7 @@ def test_computed_steps_keep_their_promise():
 # --- Whole runs ----------------------------------------------------------------------------------
 
 
-HAMCMC_SCALES = {"initial_scale": 0.1, "regularization": 1.0, "curvature_threshold": 1.0}
+HAMCMC_SCALES = {"initial_scale": 0.1, "regularization": 1.0, "pairs": Pairs(threshold=1.0)}
 
 
 @pytest.mark.parametrize(
@@ -317,7 +318,7 @@ def minibatch() -> pm.Model:
         (biases, {"parts": 0}, ValueError, "`parts` should be a whole number"),
         (biases, {"batch_size": 5}, ValueError, "`batch_size` is given as well"),
         (biases, {"step": "sgld"}, TypeError, "`step` should be the class .* but got 'sgld'"),
-        (biases, {"step": ULA}, TypeError, "`ULA` uses the gradient of all rows"),
+        (biases, {"step": ULA}, TypeError, "`ULA` takes no argument `gradient`"),
         (biases, {"gradient": "cv"}, TypeError, "Leave `gradient` out"),
         (biases, {"thinning": 2}, TypeError, "thinning"),
     ],

@@ -23,7 +23,7 @@ from pymc_sgmcmc import (
 )
 from pymc_sgmcmc.errors import CenterWarning, ChainProcessError, StoreError
 from pymc_sgmcmc.marginal import search
-from pymc_sgmcmc.marginal.accuracy import LARGEST_SHIFT, quadrature_of, tell_of_quadrature
+from pymc_sgmcmc.marginal.accuracy import LARGEST_SHIFT, quadrature_of
 from pymc_sgmcmc.sampling import groups, run
 from pymc_sgmcmc.step_methods import base
 from pymc_sgmcmc.tuning.curvature import DENSE_DIMENSION
@@ -294,7 +294,7 @@ def test_errors_near_the_initial_point_do_not_matter_elsewhere(caplog):
     assert "near the initial point. A step method of this package" in caplog.text
     with caplog.at_level(logging.INFO):
         error.refine([])
-        tell_of_quadrature(error)
+        error.tell()
     assert "with 9 nodes is accurate around the centre" in caplog.text
 
 
@@ -330,7 +330,7 @@ def test_nodes_that_were_given_stay(caplog):
     error = quadrature_of(marginalize(large_scale_model(300), "z", points=9))
     points = [{"sd_log__": np.array(log_sd), "mean": np.array(0.0)} for log_sd in (1.9, 2.0, 2.1)]
     assert not error.refine(points)
-    tell_of_quadrature(error)
+    error.tell()
     assert "with 9 nodes is not accurate where the posterior is" in caplog.text
 
 

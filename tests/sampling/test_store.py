@@ -191,7 +191,7 @@ def test_local_variables_go_on(path):
             preconditioner="identity",
             thin=3,
             batch_size=2,
-            local=LocalSampling("u", transitions=2),
+            gradient=LocalSampling("u", transitions=2, control_variates=False),
         )
     expected = sampling.sample(model, step)
     stop(model, step, path, 20)

@@ -11,7 +11,7 @@ import pymc as pm
 import pytest
 
 import pymc_sgmcmc as sg
-from pymc_sgmcmc import SGLD, SGLDCV, NonFinitePositionError, Posterior
+from pymc_sgmcmc import SGLD, SGLDCV, FirstOrder, NonFinitePositionError, Posterior
 from pymc_sgmcmc.batching import first_order
 from pymc_sgmcmc.gradient_estimators import WeightedGradient
 from pymc_sgmcmc.sampling import vectorized
@@ -42,10 +42,9 @@ def sampler(problem, batching="shuffle", **settings):
         "batch_size": BATCH_SIZE,
         "step_size": 0.6 / np.linalg.eigvalsh(problem.precision)[-1],
         "preconditioner": "identity",
-        "gradient": "cv",
+        "gradient": FirstOrder(batching=batching),
         "center": {"beta": problem.mean + 1.0},
         "thin": 30,
-        "batching": batching,
         "compile_kwargs": JAX,
         **settings,
     }

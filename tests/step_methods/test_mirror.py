@@ -21,6 +21,7 @@ from pymc_sgmcmc import (
     SGLDCV,
     ULA,
     ModelError,
+    Pairs,
     bias_report,
     gradients,
     sample,
@@ -37,7 +38,7 @@ HAMCMC_SETTINGS = {
     "batch_size": 8,
     "initial_scale": 1.0,
     "regularization": 0.1,
-    "curvature_threshold": 0.1,
+    "pairs": Pairs(threshold=0.1),
 }
 
 
@@ -89,7 +90,7 @@ def z_values(draws: np.ndarray, grid: np.ndarray, law: np.ndarray) -> np.ndarray
 def test_law_of_the_chain(step_size):
     precision, mean = posterior_moments()
     with truncated_normal():
-        step = SGLD(**PLAIN | {"step_size": step_size, "thin": 4}, **COMPILED, positive="mirror")
+        step = SGLD(**PLAIN | {"step_size": step_size, "thin": 4}, **COMPILED)
         draws = long_run(step)
     assert draws.min() >= 0
     z = z_values(draws, *exact_law(step_size, precision, mean))
@@ -102,7 +103,7 @@ def test_averaged_noises_are_mirrored_with_the_position():
         pm.HalfNormal("scale", 1.0, default_transform=None)
         step = ULA(
             step_size=1.0, preconditioner="identity", thin=4, integrator="averaged",
-            positive="mirror", **COMPILED,
+            **COMPILED,
         )  # fmt: skip
         draws = long_run(step)
     z = [z_score(chain**2, 1.0) for chain in draws]
@@ -131,9 +132,9 @@ def test_minibatches_and_a_diagonal():
     of_psgld = {name: value for name, value in PLAIN.items() if name != "preconditioner"}
     with truncated_normal():
         for step in (
-            ULA(step_size=0.02, preconditioner=[1.0], positive="mirror", thin=5, **COMPILED),
-            PSGLD(**of_psgld, positive="mirror", thin=5, **COMPILED),
-            HAMCMC(**HAMCMC_SETTINGS | {"step_size": 0.02}, positive="mirror", thin=6, **COMPILED),
+            ULA(step_size=0.02, preconditioner=[1.0], thin=5, **COMPILED),
+            PSGLD(**of_psgld, thin=5, **COMPILED),
+            HAMCMC(**HAMCMC_SETTINGS | {"step_size": 0.02}, thin=6, **COMPILED),
         ):
             draws = long_run(step, draws=4_000)
             assert draws.min() >= 0
@@ -148,26 +149,22 @@ def test_hamcmc_with_pairs_is_near_the_posterior():
     posterior = stats.truncnorm(-mean / deviation, np.inf, mean, deviation)
     with truncated_normal():
         settings = HAMCMC_SETTINGS | {"step_size": 0.01, "regularization": 1.0}
-        draws = long_run(
-            HAMCMC(**settings, positive="mirror", memory=3, thin=30, **COMPILED), draws=6_000
-        )
+        draws = long_run(HAMCMC(**settings, memory=3, thin=30, **COMPILED), draws=6_000)
     batches = draws.reshape(-1, 500).mean(axis=1)
     error = batches.std(ddof=1) / len(batches) ** 0.5
     assert abs(draws.mean() - posterior.mean()) < 4 * error + 0.02 * posterior.std()
     assert draws.std() == pytest.approx(posterior.std(), rel=0.05)
 
 
-QUASI_NEWTON = partial(
-    HAMCMC, initial_scale=0.1, regularization=0.1, curvature_threshold=0.1, step_size=0.1, memory=3
-)
+QUASI_NEWTON = partial(HAMCMC, initial_scale=0.1, regularization=0.1, step_size=0.1, memory=3)
 
 
 @pytest.mark.parametrize(
     ("sampler", "thin"),
     [
         (partial(SGLD, preconditioner="identity", step_size=0.01), 10),
-        (QUASI_NEWTON, 30),
-        (partial(QUASI_NEWTON, pairs="between"), 30),
+        (partial(QUASI_NEWTON, pairs=Pairs(threshold=0.1)), 30),
+        (partial(QUASI_NEWTON, pairs=Pairs("between", threshold=0.1)), 30),
     ],
     ids=["SGLD", "HAMCMC", "HAMCMC between chains"],
 )
@@ -192,7 +189,7 @@ def test_several_variables_that_depend_on_each_other(sampler, thin):
         difference = pt.stack([scale[0], scale[1], shift]) - mean
         pm.Potential("density", -0.5 * difference @ precision @ difference)
         pm.Normal("y", scale[0], 1e6, observed=np.zeros(8))
-        step = sampler(thin=thin, gradient="plain", batch_size=8, positive="mirror", **COMPILED)
+        step = sampler(thin=thin, gradient="plain", batch_size=8, **COMPILED)
         idata = sample(draws=6_000, tune=500, chains=2, cores=1, step=step, random_seed=1, **QUIET)
     draws = np.concatenate(
         [idata.posterior["scale"], idata.posterior["shift"].values[..., None]], axis=-1
@@ -219,11 +216,11 @@ def test_gradients_that_are_unbounded_at_zero(prior):
     with pm.Model():
         pm.Normal("y", prior(), 1, observed=np.zeros(8))
         with pytest.raises(ModelError, match="is unbounded where `scale` is zero"):
-            SGLD(**PLAIN, positive="mirror")
+            SGLD(**PLAIN)
     with pm.Model():
         pm.Normal("y", 0, pm.HalfNormal("scale", default_transform=None), observed=np.ones(8))
         with pytest.raises(ModelError, match="is unbounded where `scale` is zero"):
-            SGLD(**PLAIN, positive="mirror")
+            SGLD(**PLAIN)
 
 
 def test_other_variables_are_not_mirrored():
@@ -232,7 +229,7 @@ def test_other_variables_are_not_mirrored():
         shift = pm.Normal("shift")
         sd = pm.HalfNormal("sd")
         pm.Normal("y", shift + scale.sum(), sd, observed=-np.ones(20))
-        step = SGLD(**PLAIN | {"step_size": 0.002, "batch_size": 20}, positive="mirror")
+        step = SGLD(**PLAIN | {"step_size": 0.002, "batch_size": 20})
         idata = sample(draws=400, tune=100, chains=2, cores=1, step=step, random_seed=1, **QUIET)
     assert (idata.posterior["scale"] >= 0).all()
     assert (idata.posterior["shift"] < 0).any()
@@ -251,24 +248,23 @@ def test_other_variables_are_not_mirrored():
 def test_positive_supports(prior):
     with pm.Model():
         pm.Normal("y", prior(), 1, observed=np.zeros(8))
-        assert SGLD(**PLAIN, positive="mirror").block.dynamics.mirrored is not None
+        assert SGLD(**PLAIN).block.dynamics.mirrored is not None
 
 
 @pytest.mark.parametrize(
-    ("prior", "positive"),
+    "prior",
     [
-        (lambda: pm.HalfNormal("scale", default_transform=None), "transform"),
-        (lambda: pm.Uniform("scale", default_transform=None), "mirror"),
-        (lambda: pm.TruncatedNormal("scale", lower=1, default_transform=None), "mirror"),
-        (lambda: pm.TruncatedNormal("scale", upper=0, default_transform=None), "mirror"),
-        (lambda: pm.Beta("scale", 1, 1, default_transform=None), "mirror"),
+        lambda: pm.Uniform("scale", default_transform=None),
+        lambda: pm.TruncatedNormal("scale", lower=1, default_transform=None),
+        lambda: pm.TruncatedNormal("scale", upper=0, default_transform=None),
+        lambda: pm.Beta("scale", 1, 1, default_transform=None),
     ],
 )
-def test_supports_that_draws_would_leave(prior, positive):
+def test_supports_that_draws_would_leave(prior):
     with pm.Model():
         pm.Normal("y", prior(), 1, observed=np.zeros(8))
         with pytest.raises(ModelError, match="`scale` has a bounded support but no transform"):
-            SGLD(**PLAIN, positive=positive)
+            SGLD(**PLAIN)
 
 
 def test_every_sampler_without_metropolis_refuses_them():
@@ -285,8 +281,7 @@ def test_every_sampler_without_metropolis_refuses_them():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"positive": "fold"}, "`positive` should be one of"),
-        ({"gradient": "cv"}, 'does not go with `gradient="cv"`'),
+        ({"gradient": "cv"}, "do not go with control variates"),
         ({"preconditioner": np.eye(1)}, "should be a number or a vector"),
         ({"preconditioner": "curvature"}, "computes no settings"),
         ({"batch_size": None}, "computes no settings"),
@@ -296,19 +291,20 @@ def test_every_sampler_without_metropolis_refuses_them():
 )
 def test_settings_that_do_not_go_with_it(settings, message):
     with truncated_normal(), pytest.raises(ValueError, match=message):
-        SGLD(**{**PLAIN, "positive": "mirror"} | settings)
+        SGLD(**PLAIN | settings)
 
 
 def test_nothing_to_mirror():
     with pm.Model():
         pm.Normal("y", pm.HalfNormal("scale"), 1, observed=np.zeros(8))
-        with pytest.raises(ValueError, match="the step method has none"):
-            SGLD(**PLAIN, positive="mirror")
+        step = SGLD(**PLAIN)
+    assert step.block.dynamics.mirrored is None
+    assert "mirrored" not in step.run_settings.attributes
 
 
 def test_tools_for_gradients_refuse_the_trace():
     with truncated_normal() as model:
-        step = SGLD(**PLAIN, positive="mirror")
+        step = SGLD(**PLAIN)
         idata = pm.sample(500, tune=0, chains=2, cores=1, step=step, random_seed=1, **QUIET)
     for tool in (bias_report, zero_variance, partial(zero_variance, moments="only")):
         with pytest.raises(ValueError, match=r"should have mean zero, but `scale` was mirrored"):

@@ -6,7 +6,7 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from pymc_sgmcmc import SGHMC, UncorrectedNoiseWarning
+from pymc_sgmcmc import SGHMC, ResampledMomentum, UncorrectedNoiseWarning
 from tests.support.exact_law import affine_transition, all_indices, exact_noise_operator
 from tests.support.linear_gaussian import LinearGaussian
 from tests.support.models import logistic_model
@@ -31,17 +31,16 @@ def steps(problem):
     """Step methods on minibatches and on all rows, with and without fresh velocities."""
     made = {}
 
-    def get(batch_size=BATCH_SIZE, resample_momentum=None):
-        key = batch_size, resample_momentum
+    def get(batch_size=BATCH_SIZE, integrator="naive"):
+        key = batch_size, integrator
         if key not in made:
             made[key] = SGHMC(
                 model=problem.model(),
-                integrator="naive",
+                integrator=integrator,
                 step_size=STEP_SIZE,
                 preconditioner="identity",
                 gradient="plain",
                 batch_size=batch_size,
-                resample_momentum=resample_momentum,
                 compile_kwargs=QUICK,
             )
         return made[key]
@@ -133,7 +132,7 @@ def test_variances_grow_without_bound_or_end_too_large(problem, steps):
 
 def test_fresh_velocities(problem, steps):
     """In the transition after each second one, from N(0, I), whatever the velocity was."""
-    step = steps(resample_momentum=2)
+    step = steps(integrator=ResampledMomentum("naive", every=2))
     mean = np.concatenate([problem.mean, np.zeros(DIMENSION)])
     covariance = 9.0 * start(problem)
     V = exact_noise_operator(problem, step.batching)(np.zeros((DIMENSION, DIMENSION)))
@@ -150,19 +149,22 @@ def test_fresh_velocities(problem, steps):
 
 
 @pytest.mark.parametrize(
-    ("resample_momentum", "message"), [(None, "grows without bound"), (5, "ends at a value")]
+    ("integrator", "message"),
+    [
+        ("naive", "grows without bound"),
+        (ResampledMomentum("naive", every=5), "ends at a value"),
+    ],
 )
 @pytest.mark.usefixtures("uncompiled")
-def test_a_warning_says_that_the_law_is_wrong(resample_momentum, message):
+def test_a_warning_says_that_the_law_is_wrong(integrator, message):
     with pytest.warns(UncorrectedNoiseWarning, match=message) as caught:
         step = SGHMC(
             model=logistic_model(),
-            integrator="naive",
+            integrator=integrator,
             step_size=0.1,
             preconditioner="identity",
             gradient="plain",
             batch_size=20,
-            resample_momentum=resample_momentum,
         )
     assert caught[0].filename == __file__
     assert step.friction == 0

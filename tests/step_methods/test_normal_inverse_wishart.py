@@ -130,7 +130,8 @@ def wrong_laws() -> dict[str, NormalInverseWishartLaw]:
 @pytest.fixture(scope="module")
 def conditional_draws():
     """Draws of the step method given observed vectors."""
-    step = NormalInverseWishart(["precision", "mu"], model=observed_model(), rng=4)
+    step = NormalInverseWishart(["precision", "mu"], model=observed_model())
+    step.setup_chain(np.random.default_rng(4), 0, 3000)
     point, means, factors = {}, [], []
     for _ in range(3000):
         point, _ = step.step(point)
@@ -154,7 +155,8 @@ def test_the_law_is_not_that_of_planted_errors(error, conditional_draws):
 def test_a_draw_leaves_the_joint_law_invariant():
     """Geweke's test: prior, vectors, then one draw given the vectors has the law of the prior."""
     model = hierarchical_model(groups=3, records=2)
-    step = NormalInverseWishart(["mu", "precision"], model=model, rng=1)
+    step = NormalInverseWishart(["mu", "precision"], model=model)
+    step.setup_chain(np.random.default_rng(1), 0, 3000)
     rng, means, factors = np.random.default_rng(2), [], []
     for _ in range(3000):
         mean, factor = PRIOR.draw(rng)
@@ -207,7 +209,7 @@ def test_one_dimension_and_single_precision():
         precision = pm.Wishart("precision", 3, V=np.array([[0.5]], dtype="float32"))
         mu = pm.MvNormal("mu", np.zeros(1, dtype="float32"), tau=precision)
         pm.MvNormal("theta", mu, tau=precision, shape=(4, 1))
-        step = NormalInverseWishart([mu, precision], rng=1)
+        step = NormalInverseWishart([mu, precision])
     point, _ = step.step({"theta": np.ones((4, 1), dtype="float32")})
     assert {values.dtype for values in point.values()} == {np.dtype("float32")}
 

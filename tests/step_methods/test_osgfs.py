@@ -30,10 +30,11 @@ from pymc_sgmcmc.dynamics.osgfs import (
 )
 from pymc_sgmcmc.errors import BatchSizeWarning
 from pymc_sgmcmc.gradient_estimators import PlainGradient
-from pymc_sgmcmc.step_methods.osgfs import OSGFS
+from pymc_sgmcmc.step_methods.osgfs import OSGFS, ConvergenceTest, RunningCovariance
 from tests.support.exact_law import compiled_law, exact_noise_operator, fixed_point, noise_operator
 from tests.support.laws import osgfs_law, osgfs_law_of_step
 from tests.support.linear_gaussian import LinearGaussian
+from tests.support.sampling import estimator
 
 NUMBA = {"mode": "NUMBA"}
 QUIET = {"progressbar": False, "quiet": True, "compute_convergence_checks": False}
@@ -42,7 +43,8 @@ Z_BOUND = 4.5
 
 def make_step(problem, **settings):
     settings = {"batch_size": 5, "model": problem.model(), "compile_kwargs": NUMBA, **settings}
-    step = OSGFS(**settings)
+    gradient = estimator(settings.pop("gradient", "plain"), settings.pop("batching", None))
+    step = OSGFS(gradient=gradient, **settings)
     step.its_model = settings["model"]
     return step
 
@@ -275,7 +277,7 @@ def test_what_the_step_learns_from_all_rows_gives_the_posterior(prior, fraction,
         problem,
         batch_size=int(2000 * fraction),
         batching=batching,
-        max_k=2.0,
+        bias=0.35,
         center=problem.mean,
         curvature="fisher",
     )
@@ -336,7 +338,7 @@ def seen_at(position, step, transitions=4, next_rows=None):
 
 def test_running_mean_and_reset(problem):
     """C is the mean over the last updates, and begins anew once the chain has converged."""
-    step = make_step(problem, start="model", window=1000)
+    step = make_step(problem, start="model", convergence=ConvergenceTest(window=1000))
     first = problem.mean + 2.0
     state = step.scoring.begin(first)
     expected = np.cov(row_gradients(problem, first).T, bias=True)
@@ -366,7 +368,13 @@ def test_running_mean_and_reset(problem):
 
 def test_rows_of_the_minibatch_where_they_are_enough():
     problem = LinearGaussian.simulate(2000, 2, seed=9)
-    step = make_step(problem, batch_size=600, start="model", window=1000, covariance_rows=600)
+    step = make_step(
+        problem,
+        batch_size=600,
+        start="model",
+        convergence=ConvergenceTest(window=1000),
+        covariance=RunningCovariance(rows=600),
+    )
     state = step.scoring.begin(problem.mean)
     rows = np.random.default_rng(1).permutation(2000)[:600]
     weights = float(state["rows"])
@@ -381,7 +389,13 @@ def test_rows_of_the_minibatch_where_they_are_enough():
 def test_control_variates_have_two_covariances(problem):
     """V is that of the differences to the centre, H that of the raw gradients."""
     center = problem.mean + 0.2
-    step = make_step(problem, gradient="cv", center=center, window=1000, curvature="fisher")
+    step = make_step(
+        problem,
+        gradient="cv",
+        center=center,
+        convergence=ConvergenceTest(window=1000),
+        curvature="fisher",
+    )
     position = problem.mean - 0.3
     sample = sample_rows(step.posterior, position, 40, seed=1)
     noise = step.scoring._noise.learn({}, sample)
@@ -441,7 +455,7 @@ def test_noise_of_other_estimators_is_learned_from_the_transitions():
 
 def test_few_rows_are_shrunk_towards_the_diagonal():
     problem = LinearGaussian.simulate(400, 12, seed=4)
-    step = make_step(problem, start="model", covariance_rows=6, batch_size=6)
+    step = make_step(problem, start="model", covariance=RunningCovariance(rows=6), batch_size=6)
     scoring = step.scoring
     scoring._start_rows = 6
     state = scoring.begin(problem.mean)
@@ -476,7 +490,7 @@ def test_misspecified_rows_need_the_curvature_of_the_centre():
     posterior = np.linalg.inv(problem.precision)
     errors = {}
     for curvature in ("center", "fisher"):
-        step = make_step(problem, batch_size=1000, max_k=2.0, curvature=curvature)
+        step = make_step(problem, batch_size=1000, bias=0.35, curvature=curvature)
         matrices = matrices_of(step.scoring.begin(problem.mean))
         noise = noise_operator(problem, step.batching)
         law = osgfs_law(problem.precision, noise, matrices.drift, matrices.injected_covariance)
@@ -559,9 +573,9 @@ def window_step():
         batch_size=30,
         batching="replace",
         curvature="center",
-        window=25,
+        convergence=ConvergenceTest(window=25),
         thin=25,
-        update_every=500,
+        covariance=RunningCovariance(update_every=500),
     )
     return problem, step
 
@@ -579,7 +593,9 @@ def test_the_flag_of_the_compiled_chain_at_stationarity(window_step):
 
 def test_the_flag_is_raised_on_the_way():
     problem = LinearGaussian.simulate(300, 4, seed=12)
-    step = make_step(problem, batch_size=30, batching="replace", window=25, thin=1)
+    step = make_step(
+        problem, batch_size=30, batching="replace", convergence=ConvergenceTest(window=25), thin=1
+    )
     sds = np.sqrt(np.diag(np.linalg.inv(problem.precision)))
     signs = np.array([1.0, -1.0, 1.0, 1.0])
     for seed in range(5):
@@ -603,8 +619,8 @@ def test_the_flag_is_raised_on_the_way():
 
 @pytest.mark.usefixtures("uncompiled")
 def test_elementwise_rule_of_the_step(problem):
-    lenient = make_step(problem, convergence_rule="elementwise", b=2.0)
-    strict = make_step(problem, convergence_rule="elementwise")
+    lenient = make_step(problem, convergence=ConvergenceTest("elementwise", b=2.0))
+    strict = make_step(problem, convergence="elementwise")
     state = lenient.scoring.begin(problem.mean)
     mean = np.array([0.1, -3.0, 0.2])
     expected = elementwise_statistic(mean, state["gradient_variances"], 30)
@@ -673,7 +689,13 @@ def test_draws_do_not_depend_on_the_length_of_runs(problem, monkeypatch, kind):
         plain = make_step(problem)
         gradient = Anonymous(plain.posterior, plain.batching)
         settings = {"gradient": gradient, "model": plain.its_model, "batch_size": None}
-    step = make_step(problem, thin=3, update_every=30, window=7, **settings)
+    step = make_step(
+        problem,
+        thin=3,
+        covariance=RunningCovariance(update_every=30),
+        convergence=ConvergenceTest(window=7),
+        **settings,
+    )
     start = {"beta": problem.mean + 3.0}
     results = []
     for length in (10_000, 12, 3):
@@ -688,7 +710,12 @@ def test_draws_do_not_depend_on_the_length_of_runs(problem, monkeypatch, kind):
 
 @pytest.mark.parametrize("used", [0, 7, 10, 33])
 def test_state_read_in_the_middle_resumes_there(problem, used):
-    step = make_step(problem, thin=3, update_every=30, window=7)
+    step = make_step(
+        problem,
+        thin=3,
+        covariance=RunningCovariance(update_every=30),
+        convergence=ConvergenceTest(window=7),
+    )
     step.setup_chain(np.random.default_rng(5), 0, 60)
     point, _, _ = walk(step, {"beta": problem.mean + 3.0}, used)
     state = step.sampling_state
@@ -755,22 +782,32 @@ def test_centre_for_gradients_only(problem, monkeypatch):
         ({"k": "optimal"}, "'matrix', 'scalar', .* or a number .* but got 'optimal'"),
         ({"k": "paper", "gradient": "cv"}, "noise of the plain gradient"),
         ({"k": "weak_prior", "gradient": "cv"}, "noise of the plain gradient"),
-        ({"max_k": 2.1}, r"`max_k` should be in \(0, 2\], but got 2.1"),
-        ({"max_k": 0.0}, "`max_k` should be"),
         ({"curvature": "hessian"}, "'fisher', 'center', but got 'hessian'"),
         ({"start": "prior"}, "'center', 'model', but got 'prior'"),
-        ({"convergence_rule": "rhat"}, "'chi2', 'elementwise', but got 'rhat'"),
-        ({"b": 1.0}, '`b` belongs to `convergence_rule="elementwise"`'),
-        ({"b": 3.0, "convergence_rule": "elementwise"}, r"`b` should be in \(0, 2\], but got 3.0"),
-        ({"window": 0}, "`window` should be a whole number, at least 1, but got 0"),
-        ({"covariance_rows": 1}, "`covariance_rows` should be a whole number, at least 2"),
-        ({"update_every": 2.5}, "`update_every` should be a whole number"),
-        ({"step_size": 0.1}, "takes no `step_size`. Set `k`"),
+        ({"convergence": "rhat"}, "'chi2', 'elementwise' or a .*, but got 'rhat'"),
+        ({"covariance": 500}, "`covariance` should be a RunningCovariance, but got 500"),
+        ({"step_size": 0.1}, "takes no argument `step_size`"),
     ],
 )
 def test_bad_settings(problem, settings, message):
     with pytest.raises((TypeError, ValueError), match=message):
         make_step(problem, **settings)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "message"),
+    [
+        (ConvergenceTest, {"rule": "rhat"}, "'chi2', 'elementwise', but got 'rhat'"),
+        (ConvergenceTest, {"b": 1.0}, '`b` belongs to the rule "elementwise"'),
+        (ConvergenceTest, {"b": 3.0, "rule": "elementwise"}, r"in \(0, 2\], but got 3.0"),
+        (ConvergenceTest, {"window": 0}, "whole number, at least 1, but got 0"),
+        (RunningCovariance, {"rows": 1}, "`rows` should be a whole number, at least 2"),
+        (RunningCovariance, {"update_every": 2.5}, "`update_every` should be a whole number"),
+    ],
+)
+def test_bad_objects(kind, settings, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        kind(**settings)
 
 
 def test_too_many_dimensions():
@@ -801,7 +838,7 @@ def test_a_bound_that_supposes_a_well_specified_model_is_checked(k):
 def test_law_of_the_first_matrices_with_control_variates(n_rows):
     """V from eight points around the centre left 0.7 to 0.9 of the posterior variance."""
     problem = LinearGaussian.simulate(n_rows, 3, seed=2)
-    step = make_step(problem, gradient="cv", max_k=2.0, batch_size=6)
+    step = make_step(problem, gradient="cv", bias=0.35, batch_size=6)
     state = step.scoring.begin(problem.mean)
     W, d, v = state["basis"], state["fractions"], state["noise"]
     assert v.max() > 0.3  # noise that counts

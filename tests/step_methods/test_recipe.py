@@ -10,7 +10,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
-from pymc_sgmcmc import SGLD
+from pymc_sgmcmc import SGLD, Plain
 from pymc_sgmcmc.dynamics import blocks, recipe
 from pymc_sgmcmc.dynamics.recipe import GaussianAuxiliary
 from pymc_sgmcmc.step_methods.recipe import Recipe
@@ -147,7 +147,8 @@ def test_noise_of_the_gradient_at_the_centre():
     problem = LinearGaussian.simulate(6, 2, seed=8, prior_sd=0.7)
     h = 0.02
     step = Recipe(
-        D=lambda theta: 1.0, model=problem.model(), batch_size=2, batching="replace",
+        D=lambda theta: 1.0, model=problem.model(), batch_size=2,
+        gradient=Plain(batching="replace"),
         step_size=h, center={"beta": problem.mean}, gradient_noise="center",
     )  # fmt: skip
     rows = problem.row_shifts - problem.row_precisions @ problem.mean

@@ -6,7 +6,7 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from pymc_sgmcmc import SGLD, SGLDCV, SVRG, bias_report
+from pymc_sgmcmc import SGLD, SGLDCV, SVRG, SecondOrder, bias_report
 from pymc_sgmcmc.batching import make_batching
 from pymc_sgmcmc.gradient_estimators import PlainGradient
 from pymc_sgmcmc.posterior import Posterior
@@ -55,7 +55,11 @@ CASES = {
     "control variates": (logistic_model, SGLDCV, {}),
     "rows in each transition": (rare_column, SGLDCV, {}),
     "named rows": (two_blocks, SGLDCV, {"rows": ["y"]}),
-    "replacement": (logistic_model, SGLDCV, {"batching": "replace", "batch_size": 30}),
+    "replacement": (
+        logistic_model,
+        SGLDCV,
+        {"gradient": SecondOrder(batching="replace"), "batch_size": 30},
+    ),
     "svrg": (logistic_model, SGLD, {"gradient": SVRG(refresh=7), "batch_size": 50}),
     "saga": (logistic_model, SGLD, {"gradient": "saga", "batch_size": 50}),
     "step given": (

@@ -13,7 +13,7 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from pymc_sgmcmc import MALA, SGHMC, SGLDCV, SGNHT, ULA, chain
+from pymc_sgmcmc import MALA, SGHMC, SGLDCV, SGNHT, ULA, ResampledMomentum, chain
 from tests.support.models import logistic_model, two_variable_model
 from tests.support.samplers import ESTIMATORS, SAMPLERS, Sampler
 from tests.support.sampling import NUMBA, QUICK, sample
@@ -21,7 +21,9 @@ from tests.support.sampling import NUMBA, QUICK, sample
 FULL = [Sampler("ULA", ULA), Sampler("MALA", MALA)]
 """These evaluate all rows, and take no gradient estimator."""
 SPECIAL = [
-    Sampler("SGHMC (fresh momenta)", partial(SGHMC, resample_momentum=7)),
+    Sampler(
+        "SGHMC (fresh momenta)", partial(SGHMC, integrator=ResampledMomentum("baoab", every=7))
+    ),
     Sampler("SGNHT (diagonal)", partial(SGNHT, thermostat="diagonal")),
 ]
 REPEATED = ("HAMCMC (between)", "SGHMC (Euler)", "SGRLD", "ULA", *(one.name for one in SPECIAL))

@@ -22,6 +22,7 @@ from tests.support.exact_law import (
 from tests.support.laws import no_noise
 from tests.support.linear_gaussian import LinearGaussian, gaussian_with_precision
 from tests.support.samplers import ESTIMATORS, SAMPLERS
+from tests.support.sampling import estimator
 
 every_sampler = pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda sampler: sampler.name)
 every_affine_sampler = pytest.mark.parametrize(
@@ -100,8 +101,7 @@ def test_law_with_minibatches(sampler, gradient, prior_sd, batching, n_rows, bat
     step = sampler.make(
         problem.model(),
         batch_size=batch_size,
-        batching=batching,
-        gradient=gradient,
+        gradient=estimator(gradient, batching),
         step_size=h,
         center={"beta": center},
     )
@@ -167,8 +167,7 @@ def test_order_of_the_rows_does_not_matter(sampler, gradient):
         step = sampler.make(
             permuted.model(),
             batch_size=2,
-            batching="replace",
-            gradient=gradient,
+            gradient=estimator(gradient, "replace"),
             step_size=h,
             center={"beta": problem.mean + 1.0},
         )

@@ -21,7 +21,7 @@ from pymc_sgmcmc.step_methods.momentum import (
     relaxation_transitions,
     solve_step_size,
 )
-from pymc_sgmcmc.step_methods.sghmc import SGHMC
+from pymc_sgmcmc.step_methods.sghmc import SGHMC, ResampledMomentum
 from tests.support.exact_law import compiled_law, exact_noise_operator, noise_operator
 from tests.support.laws import baoab_law, no_noise, sghmc_euler_law
 from tests.support.linear_gaussian import LinearGaussian, conditioned
@@ -29,6 +29,7 @@ from tests.support.models import logistic_model
 from tests.support.sampling import (
     NUMBA,
     check_estimators,
+    estimator,
 )
 
 # --- The exact laws, from the formulas ----------------------------------------------------
@@ -48,7 +49,8 @@ def make(problem, *, batch_size=None, **settings):
     }
     if "step_size" in settings:
         settings = {"preconditioner": "identity", **settings}
-    return SGHMC(model=problem.model(), **settings)
+    gradient = estimator(settings.pop("gradient"), settings.pop("batching", None))
+    return SGHMC(model=problem.model(), gradient=gradient, **settings)
 
 
 def assert_law(step, problem, expected, rtol=1e-8):
@@ -436,11 +438,10 @@ def test_steps_that_change_and_fresh_momenta(larger, integrator, every):
     step = make(
         larger,
         batch_size=5,
-        integrator=integrator,
+        integrator=integrator if every is None else ResampledMomentum(integrator, every),
         step_size=lambda t: 0.004 / (1 + t),
         friction=9.0,
         center={"beta": larger.mean},
-        resample_momentum=every,
         thin=4,
     )
     rng = np.random.default_rng(0)
@@ -479,11 +480,10 @@ def test_law_with_fresh_momenta_in_every_transition(problem, integrator):
     step_size, gamma, M = stable_step(problem), 2.0, 0.25
     step = make(
         problem,
-        integrator=integrator,
+        integrator=ResampledMomentum(integrator, every=1),
         step_size=step_size,
         friction=gamma,
         noise_estimate=None,
-        resample_momentum=1,
         preconditioner=M,
     )
     H, eye, h = M * problem.precision, np.eye(2), step_size
@@ -569,7 +569,7 @@ def test_step_that_is_not_stable(larger):
         (
             {"integrator": "leapfrog"},
             ValueError,
-            r"one of 'baoab', 'euler', 'naive', but got 'leapfrog'",
+            r"one of 'baoab', 'euler', 'naive' or a .*, but got 'leapfrog'",
         ),
         ({"friction": 0.0}, ValueError, "`friction` should be positive .* but got 0.0"),
         ({"friction": "large"}, TypeError, "positive number .* but got 'large'"),
@@ -578,8 +578,6 @@ def test_step_that_is_not_stable(larger):
         ({"noise_estimate": np.nan}, ValueError, "finite"),
         ({"noise_estimate": -1.0}, ValueError, "smallest eigenvalue is -1"),
         ({"noise_estimate": np.triu(np.ones((3, 3)))}, ValueError, "symmetric"),
-        ({"resample_momentum": 0}, ValueError, "at least 1, but got 0"),
-        ({"resample_momentum": "often"}, ValueError, "'draw', .* but got 'often'"),
         ({"integrator": "euler", "friction": 2e3}, ValueError, "at most 1, but is 2e"),
     ],
 )
@@ -587,3 +585,10 @@ def test_bad_settings(larger, settings, error, message):
     settings = {"step_size": 1e-3, "friction": 1.0, "noise_estimate": None, **settings}
     with pytest.raises(error, match=message):
         make(larger, **settings)
+
+
+def test_bad_momenta():
+    with pytest.raises(ValueError, match="at least 1, but got 0"):
+        ResampledMomentum("baoab", every=0)
+    with pytest.raises(ValueError, match="'draw' or a whole number, but got 'often'"):
+        ResampledMomentum("baoab", every="often")

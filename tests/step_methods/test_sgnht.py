@@ -21,6 +21,7 @@ from tests.support.models import logistic_model
 from tests.support.sampling import (
     NUMBA,
     check_estimators,
+    estimator,
     z_score,
 )
 
@@ -37,7 +38,8 @@ def make(problem, *, batch_size=None, **settings):
     }
     if "step_size" in settings:
         settings = {"preconditioner": "identity", **settings}
-    return SGNHT(model=problem.model(), **settings)
+    gradient = estimator(settings.pop("gradient"), settings.pop("batching", None))
+    return SGNHT(model=problem.model(), gradient=gradient, **settings)
 
 
 def standard_normal(dimension: int) -> LinearGaussian:

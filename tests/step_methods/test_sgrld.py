@@ -7,6 +7,7 @@ import pymc as pm
 import pytensor.tensor as pt
 import pytest
 
+from pymc_sgmcmc import LocalSampling
 from pymc_sgmcmc.dynamics import riemannian
 from pymc_sgmcmc.step_methods.recipe import Recipe
 from pymc_sgmcmc.step_methods.sgrld import SGRLD
@@ -144,7 +145,7 @@ def test_transition_with_a_diagonal_metric():
         (lambda x: pt.eye(3), {}, "should return a vector"),
         (lambda x: pt.exp(x), {"metric_rows": 3}, "without `metric_rows`"),
         (lambda x: pt.exp(x), {"step_size": None}, "together with `step_size`"),
-        (None, {"local": "beta"}, "Give `metric`, or use `SGLD`"),
+        (None, {"gradient": LocalSampling("beta")}, "samples no local variables"),
     ],
 )
 def test_invalid_metrics(metric, settings, message):

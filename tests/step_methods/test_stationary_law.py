@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pymc_sgmcmc import SGLD
+from pymc_sgmcmc import SGLD, Plain
 from pymc_sgmcmc.batching import ShuffledWindows
 from pymc_sgmcmc.dynamics import AveragedLangevin
 from pymc_sgmcmc.matrices import Dense
@@ -19,6 +19,7 @@ from tests.support.linear_gaussian import (
     formula_covariance,
     sgld_covariance,
 )
+from tests.support.sampling import estimator
 
 Z_BOUND = 4.5
 CHAINS = 3000
@@ -69,10 +70,9 @@ def test_mean_and_covariance_equal_the_exact_biased_law(problem, gradient, batch
         batch_size=BATCH_SIZE,
         step_size=step_size,
         preconditioner="identity",
-        gradient=gradient,
+        gradient=estimator(gradient, batching),
         center={"beta": center} if gradient == "cv" else None,
         thin=120,
-        batching=batching,
         integrator=integrator,
         compile_kwargs={"mode": "NUMBA"},
     )
@@ -134,7 +134,7 @@ def test_preconditioned_law(problem, kind):
         step_size=step_size,
         preconditioner=matrix,
         thin=100,
-        batching="replace",
+        gradient=Plain(batching="replace"),
         compile_kwargs={"mode": "NUMBA"},
     )
     exact = with_replacement_covariance(problem, 20, step_size, dense)

@@ -15,7 +15,15 @@ import pytest
 from pymc.step_methods.compound import Competence
 from scipy import linalg
 
-from pymc_sgmcmc import SGLD, SGLDCV, ModelError, NonFinitePositionError, Posterior, chain
+from pymc_sgmcmc import (
+    SGLD,
+    SGLDCV,
+    ModelError,
+    NonFinitePositionError,
+    Posterior,
+    SecondOrder,
+    chain,
+)
 from pymc_sgmcmc.batching import ShuffledWindows
 from tests.support.models import logistic_model, two_variable_model
 from tests.support.sampling import NUMBA, check_two_variables, sample
@@ -64,8 +72,15 @@ def reference(model, step):
     ],
 )
 def test_backends_give_the_same_draws(model, mode, batching):
-    expected = sample(model, make_step(model=model, thin=3, batching=batching))
-    step = make_step(model=model, thin=3, batching=batching, compile_kwargs={"mode": mode})
+    expected = sample(
+        model, make_step(model=model, thin=3, gradient=SecondOrder(batching=batching))
+    )
+    step = make_step(
+        model=model,
+        thin=3,
+        gradient=SecondOrder(batching=batching),
+        compile_kwargs={"mode": mode},
+    )
     draws = sample(model, step)
     np.testing.assert_allclose(
         draws.posterior["beta"], expected.posterior["beta"], rtol=1e-9, atol=1e-12

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pymc_sgmcmc import HAMCMC, OSGFS, PSGLD, SGHMC, SGLD, SGNHT, SGRLD, Recipe
+from pymc_sgmcmc import HAMCMC, OSGFS, PSGLD, SGHMC, SGLD, SGNHT, SGRLD, Pairs, Recipe
 from tests.support.laws import (
     RECIPE_SETTINGS,
     baoab_law,
@@ -25,7 +25,7 @@ from tests.support.laws import (
 )
 from tests.support.sampling import NUMBA
 
-NO_PAIRS = {"curvature_threshold": 1e30}
+NO_PAIRS = {"pairs": Pairs(threshold=1e30)}
 """With these settings no pair is accepted, so HAMCMC is M interleaved chains of SGLD with γI."""
 
 
@@ -122,7 +122,7 @@ SAMPLERS = [
             "step_size": 0.02,
             "initial_scale": 1.0,
             "regularization": 1.0,
-            "curvature_threshold": 1.0,
+            "pairs": Pairs(threshold=1.0),
         },
     ),
     Sampler(
@@ -134,7 +134,7 @@ SAMPLERS = [
             "memory": 4,
             "initial_scale": 1.0,
             "regularization": 1.0,
-            "curvature_threshold": 1.0,
+            "pairs": Pairs("between", threshold=1.0),
         },
     ),
     Sampler(

@@ -6,6 +6,7 @@ import numpy as np
 import pymc as pm
 import pytest
 
+from pymc_sgmcmc.step_methods.estimators import ESTIMATORS
 from tests.support.models import logistic_model, two_variable_moments
 
 NUMBA = {"mode": "NUMBA"}
@@ -16,6 +17,11 @@ QUICK = {"mode": "FAST_COMPILE"}
 
 QUIET = {"progressbar": False, "quiet": True, "compute_convergence_checks": False}
 """These arguments of `pm.sample` suppress its output."""
+
+
+def estimator(gradient, batching=None):
+    """The estimator of a name with a minibatch scheme, where one is given."""
+    return gradient if batching is None else ESTIMATORS[gradient](batching=batching)
 
 
 def z_score(values, expected, batches=100):

@@ -59,7 +59,9 @@ class Topics:
     def model(self) -> pm.Model:
         """Topics as normalised Gamma variables, of which the logarithms are the position."""
         with pm.Model() as model:
-            weights = pm.Gamma("weights", self.beta, 1.0, shape=self.shape)
+            weights = pm.Gamma(
+                "weights", self.beta, 1.0, shape=self.shape, initval=np.exp(self.start())
+            )
             topics = weights / weights.sum(axis=1, keepdims=True)
             alpha = np.full(self.n_topics, self.alpha)
             theta = pm.Dirichlet("theta", alpha, shape=(len(self.train), self.n_topics))
@@ -84,7 +86,7 @@ class Topics:
             there[document, : len(listed)] = 1
         return words, there
 
-    def gibbs(self, transitions: int = 5) -> LocalSampling:
+    def gibbs(self, transitions: int = 5, *, control_variates: bool = False) -> LocalSampling:
         """Draws of the topic of each word, and then of the topics of the document."""
         words, there = self._words
         longest, n_topics = words.shape[1], self.n_topics
@@ -127,6 +129,7 @@ class Topics:
             transitions=transitions,
             transition=transition,
             noise_size=longest + (2 * ATTEMPTS + 1) * n_topics,
+            control_variates=control_variates,
         )
 
     def sample(
@@ -137,8 +140,8 @@ class Topics:
         Control variates begin where plain gradients end. Plain steps are scaled by the numbers of
         words, since the logarithm of a weight of w words varies by about 1 / sqrt(w).
         """
-        settings = {"local": self.gibbs(), "batch_size": batch_size, "thin": thin}
-        settings |= {"step_size": 0.03, "initial_point": {"weights_log__": self.start()}}
+        settings = {"gradient": self.gibbs(), "batch_size": batch_size, "thin": thin}
+        settings |= {"step_size": 0.03}
         with self.model():
             if sampler == "sgrld":
                 # A metric of Patterson and Teh that is bounded where a weight is near zero.
@@ -149,7 +152,7 @@ class Topics:
                 step = SGLD(**settings)
             if sampler == "sgldcv":
                 *_, last = self._positions(step, draws)
-                settings["initial_point"] = None
+                settings["gradient"] = self.gibbs(control_variates=True)
                 step = SGLDCV(center={"weights_log__": last.reshape(self.shape)}, **settings)
         for position in self._positions(step, draws):
             yield normalised(position, self.shape)
