@@ -18,7 +18,6 @@ from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.schedules import check_step_size
 from pymc_sgmcmc.sources import RowSource
 from pymc_sgmcmc.step_methods.contract import StepMethod
-from pymc_sgmcmc.step_methods.documentation import documented
 from pymc_sgmcmc.step_methods.settings import ModelSettings, Preconditioner, Settings
 from pymc_sgmcmc.step_methods.setup import Kind, Setup
 
@@ -41,7 +40,6 @@ class AusterityState(StepMethodState):
     begun: bool
 
 
-@documented
 class AusterityMH(StepMethod):
     r"""Random-walk Metropolis-Hastings whose decision reads as few rows as it needs.
 

@@ -16,6 +16,7 @@ from pymc_sgmcmc.posterior.position import (
     refuse_dimensions,
     value_variables,
 )
+from pymc_sgmcmc.step_methods.documentation import complete_docstring
 from pymc_sgmcmc.step_methods.settings import SIGNATURE
 
 MOVED = {
@@ -43,7 +44,7 @@ class StepMethod(BlockedStep, metaclass=_StepMethodType):
     __signature__: ClassVar[Signature]
 
     def __init_subclass__(cls, **kwargs: Any):
-        """Give the class the signature that help and editors show.
+        """Give the class the signature and the docstring that help and editors show.
 
         Where its `__init__` ends in ``**settings``, these are the arguments that their type names,
         or else those of the class above that it does not have itself.
@@ -61,6 +62,7 @@ class StepMethod(BlockedStep, metaclass=_StepMethodType):
             )
             own[-1:] = [parameter for parameter in above if parameter.name not in names]
         cls.__signature__ = Signature(own)
+        complete_docstring(cls)
 
     def __new__(cls, *args: Any, **kwargs: Any):
         """Check arguments that PyMC reads before `__init__`, so that messages are of this package.

@@ -34,10 +34,10 @@ True
 """.strip()
 
 
-def documented[Class: type](cls: Class) -> Class:
+def complete_docstring(cls: type) -> None:
     """Give the docstring of a step method an entry for each of its arguments, and an example."""
     if cls.__doc__ is None:  # left out by `python -OO`
-        return cls
+        return
     doc = _STEP.sub(_RUN, inspect.cleandoc(cls.__doc__)) + "\n"
     section = _SECTION.search(doc)
     end = len(doc) if section is None else section.start()
@@ -45,12 +45,11 @@ def documented[Class: type](cls: Class) -> Class:
     start = end if parameters is None else parameters.start()
     own = _entries(doc[start:end])
     above, common = (
-        _entries(inspect.cleandoc(each.__doc__ or "")) for each in (cls.__base__, Settings)
+        _entries(inspect.cleandoc(each.__doc__ or "") + "\n") for each in (cls.__base__, Settings)
     )
     known = common | above | own
     entries = "".join(known.get(name, "") for name in inspect.signature(cls).parameters)
     cls.__doc__ = f"{doc[:start]}Parameters\n----------\n{entries}\n{doc[end:]}"
-    return cls
 
 
 def _entries(section: str) -> dict[str, str]:

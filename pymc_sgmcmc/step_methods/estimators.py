@@ -244,7 +244,7 @@ class SVRG(OfMinibatches):
     --------
     >>> from pymc_sgmcmc import SVRG
     >>> SVRG(refresh=500)
-    SVRG(refresh=500, batching='shuffle')
+    SVRG(batching='shuffle', refresh=500)
     """
 
     refresh: int | None = None

@@ -11,7 +11,6 @@ from pymc_sgmcmc.dynamics.metropolis_adjusted import MetropolisAdjustedLangevin
 from pymc_sgmcmc.gradient_estimators import FullGradient
 from pymc_sgmcmc.schedules import StepSize
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
-from pymc_sgmcmc.step_methods.documentation import documented
 from pymc_sgmcmc.step_methods.settings import ChainSettings, Preconditioner
 from pymc_sgmcmc.step_methods.setup import Design, Kind, Pace, Setup, default_thinning
 from pymc_sgmcmc.step_methods.sgld import SGLD
@@ -21,7 +20,6 @@ OPTIMAL_MALA_SCALE = 1.65
 optimal in high dimension (Roberts and Rosenthal 1998)."""
 
 
-@documented
 class ULA(SGLD):
     r"""The unadjusted Langevin algorithm: `SGLD` with the gradient of all rows.
 
@@ -79,7 +77,6 @@ class ULA(SGLD):
         )
 
 
-@documented
 class MALA(StochasticGradientStep):
     r"""The Metropolis-adjusted Langevin algorithm, with the gradient of all rows.
 

@@ -13,7 +13,6 @@ from pymc_sgmcmc.dynamics.hamcmc import QuasiNewtonLangevin
 from pymc_sgmcmc.matrices import Dense, Diagonal, Matrix
 from pymc_sgmcmc.schedules import MOST_THINNING
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
-from pymc_sgmcmc.step_methods.documentation import documented
 from pymc_sgmcmc.step_methods.estimators import Gradient
 from pymc_sgmcmc.step_methods.settings import CommonSettings
 from pymc_sgmcmc.step_methods.setup import Design, Kind, Pace, Setup, default_thinning
@@ -60,7 +59,6 @@ class Pairs:
         or_none(positive_number, "threshold", self.threshold)
 
 
-@documented
 class HAMCMC(StochasticGradientStep):
     r"""Hessian approximated MCMC: Langevin dynamics with limited-memory BFGS.
 

@@ -19,7 +19,6 @@ from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.posterior.conjugate import HOW_TO_WRITE, NormalVectors, find_normal_vectors
 from pymc_sgmcmc.posterior.position import added_or_removed, given_model, names_of
 from pymc_sgmcmc.step_methods.contract import StepMethod
-from pymc_sgmcmc.step_methods.documentation import documented
 
 CHECKED_VECTORS, CHECKED_POINTS = 3, 4
 """The full conditional is compared with the model at so many random points of mean and precision,
@@ -30,7 +29,6 @@ SEED = 20_180_427
 result."""
 
 
-@documented
 class NormalInverseWishart(StepMethod):
     r"""Exact draws of mean and covariance of normal vectors, given the vectors: a Gibbs step.
 

@@ -29,7 +29,6 @@ from pymc_sgmcmc.gradient_estimators import GradientEstimator, PlainGradient
 from pymc_sgmcmc.limits import check_memory
 from pymc_sgmcmc.schedules import MOST_THINNING
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
-from pymc_sgmcmc.step_methods.documentation import documented
 from pymc_sgmcmc.step_methods.estimators import Gradient, Plain, estimator_of
 from pymc_sgmcmc.step_methods.settings import MinibatchSettings
 from pymc_sgmcmc.step_methods.setup import Design, Kind, Pace, Setup
@@ -125,7 +124,6 @@ class ConvergenceTest:
             )
 
 
-@documented
 class OSGFS(StochasticGradientStep):
     r"""Optimized stochastic gradient Fisher scoring.
 

@@ -21,7 +21,6 @@ from pymc_sgmcmc.posterior.position import added_or_removed, given_model, names_
 from pymc_sgmcmc.posterior.support import bounded_variables
 from pymc_sgmcmc.posterior.terms import check_total_size, model_terms
 from pymc_sgmcmc.step_methods.contract import StepMethod
-from pymc_sgmcmc.step_methods.documentation import documented
 from pymc_sgmcmc.step_methods.settings import check_compile_kwargs
 
 CHECKS = 8
@@ -32,7 +31,6 @@ SEED = 20_160_620
 """The elements that the check changes come from this fixed seed."""
 
 
-@documented
 class PriorMetropolis(StepMethod):
     r"""Metropolis-Hastings with proposals from the prior, for each element by itself.
 

@@ -13,13 +13,11 @@ from pymc_sgmcmc.checks import positive_number
 from pymc_sgmcmc.dynamics import Langevin
 from pymc_sgmcmc.matrices import Diagonal, largest_mean_square
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
-from pymc_sgmcmc.step_methods.documentation import documented
 from pymc_sgmcmc.step_methods.estimators import Gradient
 from pymc_sgmcmc.step_methods.settings import CommonSettings
 from pymc_sgmcmc.step_methods.setup import Design, Kind, Pace, Setup
 
 
-@documented
 class PSGLD(StochasticGradientStep):
     r"""Stochastic gradient Langevin dynamics with an RMSprop preconditioner.
 

@@ -17,7 +17,6 @@ from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly
 from pymc_sgmcmc.schedules import step_sizes
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
-from pymc_sgmcmc.step_methods.documentation import documented
 from pymc_sgmcmc.step_methods.estimators import Gradient
 from pymc_sgmcmc.step_methods.momentum import check_noise, rows_noise
 from pymc_sgmcmc.step_methods.settings import CommonSettings
@@ -37,7 +36,6 @@ SINGLE_SINGULAR = 1e-6
 place of `SINGULAR`. It is about ten times the relative rounding error of single precision."""
 
 
-@documented
 class Recipe(StochasticGradientStep):
     r"""A sampler of your own, from a diffusion matrix D and a curl matrix Q.
 

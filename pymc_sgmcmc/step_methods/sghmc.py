@@ -18,7 +18,6 @@ from pymc_sgmcmc.errors import UncorrectedNoiseWarning
 from pymc_sgmcmc.matrices import Matrix
 from pymc_sgmcmc.schedules import StepSize, step_sizes
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
-from pymc_sgmcmc.step_methods.documentation import documented
 from pymc_sgmcmc.step_methods.estimators import Gradient
 from pymc_sgmcmc.step_methods.momentum import (
     NOISE_ESTIMATE_ERROR,
@@ -75,7 +74,6 @@ class ResampledMomentum:
             whole_number("every", self.every, 1, " of transitions")
 
 
-@documented
 class SGHMC(StochasticGradientStep):
     r"""Stochastic gradient Hamiltonian Monte Carlo: underdamped Langevin dynamics.
 

@@ -8,7 +8,6 @@ from typing import Unpack
 from pymc_sgmcmc.checks import one_of
 from pymc_sgmcmc.dynamics import AveragedLangevin, Langevin
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
-from pymc_sgmcmc.step_methods.documentation import documented
 from pymc_sgmcmc.step_methods.estimators import Gradient
 from pymc_sgmcmc.step_methods.settings import CommonSettings, Preconditioner
 from pymc_sgmcmc.step_methods.setup import Design, Kind, Setup
@@ -17,7 +16,6 @@ INTEGRATORS = {"euler": Langevin, "averaged": AveragedLangevin}
 """Names of the ways in which the diffusion is made discrete."""
 
 
-@documented
 class SGLD(StochasticGradientStep):
     r"""Stochastic gradient Langevin dynamics.
 
@@ -111,7 +109,6 @@ class SGLD(StochasticGradientStep):
         return Design(self._dynamics(*matrices, setup.mirrored()), pace)
 
 
-@documented
 class SGLDCV(SGLD):
     r"""Stochastic gradient Langevin dynamics with control variates.
 

@@ -14,7 +14,6 @@ from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.matrices import Dense
 from pymc_sgmcmc.schedules import step_sizes
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
-from pymc_sgmcmc.step_methods.documentation import documented
 from pymc_sgmcmc.step_methods.estimators import Gradient
 from pymc_sgmcmc.step_methods.momentum import (
     NOISE_ESTIMATE_ERROR,
@@ -42,7 +41,6 @@ Otherwise ξ would often be negative, and in one dimension, at half of the large
 variance of a Gaussian would be wrong by 5 %."""
 
 
-@documented
 class SGNHT(StochasticGradientStep):
     r"""Stochastic gradient Nosé-Hoover thermostat.
 

@@ -23,7 +23,6 @@ from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly
 from pymc_sgmcmc.posterior.graphs import rebuild
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
-from pymc_sgmcmc.step_methods.documentation import documented
 from pymc_sgmcmc.step_methods.estimators import Gradient
 from pymc_sgmcmc.step_methods.settings import CommonSettings
 from pymc_sgmcmc.step_methods.setup import Design, Kind, Pace, Setup
@@ -39,7 +38,6 @@ more. It is a compromise between the cost of a transition and the error of the m
 only how fast the chain mixes."""
 
 
-@documented
 class SGRLD(StochasticGradientStep):
     r"""Stochastic gradient Riemannian Langevin dynamics with a Fisher metric.
 
