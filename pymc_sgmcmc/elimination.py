@@ -40,10 +40,14 @@ class Order:
     stops : tuple of int
         Each stage eliminates the coordinates between two of these, from 0 on. Those after the last
         are left, as a dense matrix.
+    across : tuple of scipy.sparse.csr_array
+        Zeros at the places, in this order, where the coordinates of each stage may have elements
+        beside those that are left then.
     """
 
     places: np.ndarray
     stops: tuple[int, ...]
+    across: tuple[sparse.csr_array, ...]
 
     @property
     def left(self) -> int:
@@ -70,18 +74,27 @@ def elimination_order(
     columns = np.full(d, -1) if columns is None else columns
     stays = np.zeros(d, dtype=bool) if last is None else last
     left, pattern = np.arange(d), _ones(matrix + sparse.eye_array(d))
-    order, lengths = [], []
+    order, beside = [], []
     while (eliminated := _stage(pattern, columns[left], stays[left])).any():
         across = pattern[eliminated][:, ~eliminated].tocsr()
         order.append(left[eliminated])
-        lengths.append(len(order[-1]))
         pattern = _ones(pattern[~eliminated][:, ~eliminated] + across.T @ across)
         left = left[~eliminated]
+        beside.append((across.indptr, left[across.indices]))
     # Its factor has the fewest elements where those with few neighbours come first.
     neighbours = np.where(stays[left], pattern.shape[0], np.diff(pattern.indptr))
     left = left[np.lexsort([neighbours, stays[left]])]
-    stops = tuple(int(stop) for stop in np.cumsum([0, *lengths]))
-    return Order(np.concatenate([*order, left]), stops)
+    stops = tuple(int(stop) for stop in np.cumsum([0, *map(len, order)]))
+    places = np.concatenate([*order, left])
+    number = np.argsort(places)
+    across = tuple(
+        sparse.csr_array(
+            (np.zeros(len(columns)), number[columns] - stop, starts),
+            shape=(len(starts) - 1, d - stop),
+        )
+        for stop, (starts, columns) in zip(stops[1:], beside, strict=True)
+    )
+    return Order(places, stops, across)
 
 
 def elements_of_factor(matrix: sparse.csr_array) -> int:
@@ -148,6 +161,16 @@ def _ones(matrix: sparse.csr_array) -> sparse.csr_array:
     return pattern
 
 
+def _with_places(matrix: sparse.csr_array, places: sparse.csr_array) -> sparse.csr_array:
+    """A matrix with the zeros of another one beside its own elements."""
+    parts = matrix.tocoo(), places.tocoo()
+    values, rows, columns = (
+        np.concatenate(each)
+        for each in zip(*((part.data, *part.coords) for part in parts), strict=True)
+    )
+    return sparse.coo_array((values, (rows, columns)), shape=matrix.shape).tocsr()
+
+
 class Elimination:
     """Factors of a symmetric positive definite matrix.
 
@@ -176,7 +199,7 @@ class Elimination:
         self.order = order = order or elimination_order(matrix)
         left = matrix[order.places][:, order.places].tocsr()
         self._pivots, self._ratios = [], []
-        for start, stop in pairwise(order.stops):
+        for (start, stop), places in zip(pairwise(order.stops), order.across, strict=True):
             length = stop - start
             pivots = left.diagonal()[:length]
             if not np.all(pivots > 0):
@@ -185,7 +208,9 @@ class Elimination:
             ratio = sparse.diags_array(1 / pivots) @ across
             left = left[length:, length:] - across.T.tocsr() @ ratio
             self._pivots.append(pivots)
-            self._ratios.append(ratio.tocsr())
+            # An element may be zero where its derivative, which the inverse there gives, is not.
+            has_all = ratio.nnz == places.nnz
+            self._ratios.append(ratio.tocsr() if has_all else _with_places(ratio, places))
         try:
             self._root = linalg.cholesky(left.toarray(), lower=True)
         except ValueError as error:

@@ -62,6 +62,20 @@ def test_all_is_that_of_the_dense_matrix(rng, kind):
     assert kind == "unlabelled" or inverse_root.nnz <= 1.1 * elements_of_factor(matrix)
 
 
+@pytest.mark.parametrize("stages", ["columns", "neighbours"])
+def test_the_inverse_at_places_that_hold_zeros(rng, stages):
+    """Places are those of the order, whatever cancels in a matrix."""
+    places = crossed(rng)
+    columns = np.repeat([0, 1, 2, 3, -1], [60, 60, 12, 3, 2]) if stages == "columns" else None
+    order = elimination_order(places, columns)
+    # Coefficients of a level that the others join.
+    dense, level = places.toarray() + 20 * np.eye(137), np.arange(60)
+    dense[level, 60 + level] = dense[60 + level, level] = 0
+    rows, columns = places.nonzero()
+    found = Elimination(sparse.csr_array(dense), order).inverse_at(rows, columns)
+    np.testing.assert_allclose(found, np.linalg.inv(dense)[rows, columns], atol=1e-13)
+
+
 def test_coordinates_at_the_end(rng):
     """Without them determinant and inverse are those of the others."""
     matrix, last = crossed(rng), np.arange(137) >= 135

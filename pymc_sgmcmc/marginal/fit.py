@@ -49,7 +49,6 @@ from pymc_sgmcmc.marginal.maximum import (
     Maximum,
     at_boundary,
     check_start,
-    climb,
     maximize,
 )
 from pymc_sgmcmc.marginal.mcem import MonteCarloEM, MonteCarloMaximum
@@ -149,9 +148,9 @@ def fit_marginal(
 
     Notes
     -----
-    The search starts at the initial point of the model and runs on the unconstrained scale:
-    L-BFGS-B, then Newton's method with differences of the gradient. Standard errors are those
-    of the observed information, for all parameters together, by the delta method. `lme4` takes the
+    The search starts at the initial point of the model and runs on the unconstrained scale, by
+    quasi-Newton steps of bounded length. Standard errors are those of the observed information, by
+    differences of the gradient, for all parameters together, by the delta method. `lme4` takes the
     variances as known for those of the fixed effects in linear mixed models; in balanced designs
     this is the same. A maximum is local; fit from several initial points if in doubt.
 
@@ -402,7 +401,7 @@ def _from_sample(
     A sample of groups may lack what determines a parameter, such as the records of a rare level.
     """
     try:
-        maximum = climb(
+        maximum = maximize(
             objective, near.position, max_iterations, labels, information=near.information
         )
     except ConvergenceError:

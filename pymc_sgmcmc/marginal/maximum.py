@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import minimize
 
 from pymc_sgmcmc.errors import ConvergenceError
 from pymc_sgmcmc.marginal.likelihood import Objective, value_of
@@ -33,7 +32,7 @@ SMALLEST_EIGENVALUE = 1e-8
 below this. Differences of gradients leave up to some 1e-9."""
 
 HALVINGS = 40
-"""A step is halved at most this many times."""
+"""A step, or the radius of steps, is halved at most this many times."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,49 +98,23 @@ def check_start(objective: Objective, start: np.ndarray) -> None:
 
 
 def maximize(
-    objective: Objective, start: np.ndarray, most_iterations: int, labels: Sequence[str]
-) -> Maximum:
-    """Maximise by L-BFGS-B, and then by Newton's method.
-
-    Raises
-    ------
-    ConvergenceError
-    """
-    crude = np.abs(np.diag(information_at(objective, start)))
-    scales = 1 / np.sqrt(np.where(np.isfinite(crude) & (crude > 0), crude, 1))
-
-    def negative(scaled: np.ndarray) -> tuple[float, np.ndarray]:
-        value, gradient = objective(scaled * scales)
-        return -value, -gradient * scales
-
-    with np.errstate(all="ignore"):
-        near = minimize(
-            negative,
-            start / scales,
-            method="L-BFGS-B",
-            jac=True,
-            options={"maxiter": most_iterations, "maxfun": 10 * most_iterations, "ftol": 1e-7},
-        )
-    position = near.x * scales
-    if not np.isfinite(objective(position)[0]):
-        position = start
-    return climb(objective, position, most_iterations, labels, done=near.nit)
-
-
-def climb(
     objective: Objective,
     position: np.ndarray,
     most_iterations: int,
     labels: Sequence[str],
     *,
     information: np.ndarray | None = None,
-    done: int = 0,
     tolerance: float = CONVERGED,
 ) -> Maximum:
-    """Maximise by Newton's method with halved steps.
+    """Maximise by quasi-Newton steps of bounded length.
 
-    Second derivatives take many evaluations, and hardly change near the maximum. They are computed
-    anew only where a step does not lower the decrement to a tenth, and at the end.
+    Second derivatives take many evaluations, so steps only update them, by the symmetric formula of
+    rank one (Nocedal and Wright, 2006, section 6.2). They are computed anew where the decrement
+    does not fall to a tenth in as many steps as they take evaluations, and at the end.
+
+    A quadratic function of the log of a scale holds over a distance of about one. So steps are at
+    most as long as a radius, which is one at first, and relative to coordinates above one. It
+    doubles where the value rises as expected, and is halved where it does not.
 
     Parameters
     ----------
@@ -152,8 +125,6 @@ def climb(
         Labels of the coordinates, for messages.
     information : numpy.ndarray, optional
         An earlier value, from which the search begins.
-    done : int
-        Iterations before this search.
     tolerance : float
         The last step is the one whose decrement is below this. Where it is more than the default,
         the information remains that of the last step.
@@ -163,31 +134,45 @@ def climb(
     ConvergenceError
     """
     value, gradient = objective(position)
-    last_decrement, is_new = np.inf, information is None
-    for iteration in range(done + 1, most_iterations + 1):
-        if is_new or information is None:
-            information = information_at(objective, position, information)
-        step = _newton_step(information, gradient)
-        decrement = float(gradient @ step)
-        position_before = position
-        for halving in range(HALVINGS):
-            proposal = position + step / 2**halving
-            proposed, slope = objective(proposal)
-            # Rounding may lower the value at the maximum itself.
-            rounding = 1e-12 * abs(value) if decrement < CONVERGED else 0.0
-            if proposed >= value - rounding and np.isfinite(slope).all():
-                position, value, gradient = proposal, proposed, slope
-                break
-        stands_still = position is position_before or decrement > 0.1 * last_decrement
+    is_new = information is None
+    if information is None:
+        information = information_at(objective, position)
+    radius, last_decrement, still = 1.0, np.inf, 0
+    for iteration in range(1, most_iterations + 1):
+        relative = np.maximum(1, np.abs(position))
+        step, decrement = _newton_step(information, gradient, radius * relative)
+        length = float(np.abs(step / relative).max())
+        proposed, slope = objective(position + step)
+        expected = gradient @ step - 0.5 * abs(step @ information @ step)
+        gain, is_near = proposed - value, decrement < NEARLY_CONVERGED
+        updated = information
+        # Rounding may lower the value at the maximum itself.
+        rounding = 1e-12 * abs(value) if is_near else 0.0
+        accepted = gain >= -rounding and np.isfinite(slope).all()
+        if accepted:
+            updated = _updated(information, step, gradient - slope)
+            position, value, gradient = position + step, proposed, slope
+        if not accepted or (gain < 0.25 * expected and not is_near):
+            radius = length / 2
+        elif gain > 0.75 * expected and length > 0.9 * radius:
+            radius *= 2
+        stands_still = not accepted or decrement > 0.1 * last_decrement
+        still = still + 1 if stands_still else 0
         # A step with earlier second derivatives leaves a part of its length, others the square.
-        enough = tolerance if is_new else 0.01 * tolerance
-        if decrement < enough or (decrement < NEARLY_CONVERGED and stands_still and is_new):
-            if tolerance <= CONVERGED:
+        enough = decrement < (tolerance if is_new else 0.01 * tolerance)
+        if enough or (is_near and stands_still and is_new):
+            if tolerance <= CONVERGED and not (is_new and enough):
                 information = information_at(objective, position, information)
             return Maximum(position, value, information, iteration)
-        if position is position_before and is_new:
+        is_short = radius < 0.5**HALVINGS
+        if is_short and is_new:
             break
-        last_decrement, is_new = decrement, stands_still
+        is_new = is_short or still > 2 * len(position)
+        if is_new:
+            information, still = information_at(objective, position, information), 0
+        else:
+            information = updated
+        last_decrement = decrement
     worst = int(np.argmax(np.nan_to_num(np.abs(gradient), nan=np.inf)))
     raise ConvergenceError(
         f"The search for the maximum did not converge within {most_iterations} iterations: the "
@@ -196,13 +181,27 @@ def climb(
     )
 
 
-def _newton_step(information: np.ndarray, gradient: np.ndarray) -> np.ndarray:
-    """Newton's step, uphill where the log likelihood is not concave, none where it is flat."""
+def _newton_step(
+    information: np.ndarray, gradient: np.ndarray, longest: np.ndarray
+) -> tuple[np.ndarray, float]:
+    """Newton's step, bounded along each eigenvector, and the decrement of the whole step.
+
+    It is uphill where the log likelihood is not concave, and none where that is flat.
+    """
     values, vectors = scaled_eigenvectors(information)
-    along = vectors.T @ gradient
-    lengths = np.abs(values)
+    along, lengths = vectors.T @ gradient, np.abs(values)
     steps = np.where(lengths > SMALLEST_EIGENVALUE, along / np.maximum(lengths, 1e-300), 0.0)
-    return vectors @ steps
+    bounds = 1 / np.abs(vectors / longest[:, None]).max(axis=0)
+    return vectors @ np.clip(steps, -bounds, bounds), float(along @ steps)
+
+
+def _updated(information: np.ndarray, step: np.ndarray, change: np.ndarray) -> np.ndarray:
+    """Information with which a step changes the gradient as it did, where that is well-defined."""
+    rest = change - information @ step
+    product = float(rest @ step)
+    if not abs(product) > SMALLEST_EIGENVALUE * (np.abs(rest) @ np.abs(step)):
+        return information
+    return information + np.outer(rest, rest) / product
 
 
 def scaled_eigenvectors(information: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

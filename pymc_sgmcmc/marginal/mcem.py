@@ -31,8 +31,8 @@ from pymc_sgmcmc.marginal.likelihood import Groups, Objective
 from pymc_sgmcmc.marginal.maximum import (
     SMALLEST_EIGENVALUE,
     Maximum,
-    climb,
     information_at,
+    maximize,
     scaled_eigenvectors,
 )
 from pymc_sgmcmc.marginal.newton import solve_upper
@@ -297,7 +297,7 @@ class MonteCarloEM:
             # The squared length of the noise, in standard errors of complete data, is below this,
             # since only a part of the information is missing.
             noise = len(position) / draws
-            maximum = climb(
+            maximum = maximize(
                 objective,
                 position,
                 MOST_STEPS,

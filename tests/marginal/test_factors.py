@@ -240,6 +240,24 @@ def test_the_gradient_is_that_of_the_value(rng):
     np.testing.assert_allclose(factors.value(position), factors(position)[0], rtol=1e-10)
 
 
+def test_the_gradient_where_elements_of_the_matrix_are_zero():
+    """Givers and takers: no row has both effects of a person, whose correlation begins at zero."""
+    rng = np.random.default_rng(4)
+    row = np.arange(360)
+    giver, taker = row % 120, (row % 120 + 1 + row // 120) % 120
+    effects = rng.multivariate_normal([0, 0], [[1, 0.8], [0.8, 1]], size=120)
+    y = effects[giver, 0] + effects[taker, 1] + rng.normal(size=360)
+    with pm.Model() as model:
+        root, _, _ = pm.LKJCholeskyCov("root", n=2, eta=1, sd_dist=pm.HalfNormal.dist(1))
+        z = pm.MvNormal("z", np.zeros(2), chol=root, shape=(120, 2))
+        day = pm.Normal("day", 0, pm.HalfNormal("sd"), shape=4)[row % 4]
+        pm.Normal("y", z[giver, 0] + z[taker, 1] + day, 1, observed=y)
+    factors = Factors(model, ["z", "day"])
+    start = factors.layout.ravel(factors.initial_point)
+    assert not start.any()
+    assert_gradient(factors, start)
+
+
 def test_fixed_effects_of_a_treatment(rng):
     """They are selected by an index too, but are no factor that is integrated out first."""
     kind, first, second = rng.integers([[3], [8], [6]], size=(3, 90))
