@@ -145,12 +145,11 @@ def maximize(
         proposed, slope = objective(position + step)
         expected = gradient @ step - 0.5 * abs(step @ information @ step)
         gain, is_near = proposed - value, decrement < NEARLY_CONVERGED
-        updated = information
+        updated = _updated(information, step, gradient - slope)
         # Rounding may lower the value at the maximum itself.
         rounding = 1e-12 * abs(value) if is_near else 0.0
         accepted = gain >= -rounding and np.isfinite(slope).all()
         if accepted:
-            updated = _updated(information, step, gradient - slope)
             position, value, gradient = position + step, proposed, slope
         if not accepted or (gain < 0.25 * expected and not is_near):
             radius = length / 2
