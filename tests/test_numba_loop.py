@@ -15,7 +15,7 @@ from pytensor.raise_op import Assert
 from pytensor.scan.utils import until
 from scipy import special
 
-from pymc_sgmcmc import HAMCMC, MALA, SGHMC, SGLD, SGLDCV, ULA
+from pymc_sgmcmc import HAMCMC, MALA, SAGA, SGHMC, SGLD, SGLDCV, ULA, FirstOrder
 from pymc_sgmcmc.numba_loop import LoopOfTransitions, with_numpy_products
 from pymc_sgmcmc.numba_loop.prefetch import SMALLEST, prefetch_in_numba
 from pymc_sgmcmc.numba_loop.source import Source
@@ -62,7 +62,7 @@ def test_every_sampler(sampler, batching, rng):
     model = logistic_model()
 
     def make(compile_kwargs):
-        settings = {"batch_size": 20, "gradient": "cv", "batching": batching}
+        settings = {"batch_size": 20, "gradient": FirstOrder(batching=batching)}
         return sampler.step_class(
             model=model, compile_kwargs=compile_kwargs, **{**settings, **sampler.settings}
         )
@@ -87,8 +87,7 @@ def test_a_table_of_gradients(sampler, batching, rng):
         settings = {
             "batch_size": 20,
             "step_size": 1e-3,
-            "gradient": "saga",
-            "batching": batching,
+            "gradient": SAGA(batching=batching),
         }
         return sampler(model=model, compile_kwargs=compile_kwargs, **settings)
 

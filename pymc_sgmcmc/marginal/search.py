@@ -40,17 +40,20 @@ def local_structures(
     The latter have large groups. Both begin with the structures of most groups, and of variables
     for the same groups all together come before each by itself. None has fewer groups than given.
     """
-    structures = list(_structures(model, fewest))
-    if not structures:
-        return [], []
-    structures.sort(key=lambda structure: -structure.n_groups)
+    structures, worthwhile = _sorted_structures(model, fewest)
     # Effects of another factor stay in the model, where both have coordinates of their own.
-    whole = [each for each in structures if not any(_is_part(each, other) for other in structures)]
-    coordinates = sum(prod(shape_of(variable)) for variable in model.free_RVs)
-    worthwhile = [each for each in structures if _is_worthwhile(each, coordinates)]
-    if len(whole) > 1:
+    if sum(not any(_is_part(each, other) for other in structures) for each in structures) > 1:
         worthwhile = []
     return worthwhile, [each for each in structures if each not in worthwhile]
+
+
+def _sorted_structures(
+    model: Model, fewest: int
+) -> tuple[list[LocalStructure], list[LocalStructure]]:
+    """Structures in this order, and those that are worthwhile where there is one factor."""
+    structures = sorted(_structures(model, fewest), key=lambda structure: -structure.n_groups)
+    coordinates = sum(prod(shape_of(variable)) for variable in model.free_RVs)
+    return structures, [each for each in structures if _is_worthwhile(each, coordinates)]
 
 
 def structure_of(model: Model, names: Sequence[str], *, on_source: bool = False) -> LocalStructure:
@@ -94,7 +97,7 @@ def call_for(model: Model, structure: LocalStructure) -> str | None:
 
 def advice_on_groups(model: Model) -> str | None:
     """A better choice than minibatches of rows for effects of groups, or None."""
-    for structure in local_structures(model)[0]:
+    for structure in _sorted_structures(model, FEWEST_GROUPS)[1]:
         if (call := call_for(model, structure)) is None:
             continue
         verb = "has" if len(structure.names) == 1 else "have"
