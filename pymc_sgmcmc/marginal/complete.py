@@ -16,13 +16,13 @@ from pymc.model import Model
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.tensor.variable import TensorVariable
 
+from pymc_sgmcmc.compiling.compiled import NUMPY_MODE, compile_on_arrays
 from pymc_sgmcmc.marginal.blocks import split_blocks
 from pymc_sgmcmc.marginal.check import checked_density
 from pymc_sgmcmc.marginal.likelihood import Groups
 from pymc_sgmcmc.marginal.marginalize import names_of, without_locals
 from pymc_sgmcmc.marginal.quadrature import LARGEST_LAPLACE, laplace
 from pymc_sgmcmc.marginal.search import structure_of
-from pymc_sgmcmc.posterior.compiled import NUMPY_MODE, compile_on_arrays
 from pymc_sgmcmc.posterior.graphs import by_weights, rebuild
 
 

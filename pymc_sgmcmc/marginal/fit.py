@@ -23,6 +23,7 @@ from pymc_sgmcmc.checks import (
     truth_value,
     whole_number,
 )
+from pymc_sgmcmc.compiling.compiled import quick_graphs
 from pymc_sgmcmc.errors import (
     BoundaryWarning,
     ConvergenceError,
@@ -58,7 +59,6 @@ from pymc_sgmcmc.marginal.result import MarginalFit, dataset, labels_of
 from pymc_sgmcmc.marginal.search import remedy
 from pymc_sgmcmc.marginal.standard_errors import Uncertainty, jacobian, uncertainty
 from pymc_sgmcmc.marginal.structure import find_structure
-from pymc_sgmcmc.posterior.compiled import quick_graphs
 from pymc_sgmcmc.posterior.position import given_model
 
 LINEAR = "quasi-newton"

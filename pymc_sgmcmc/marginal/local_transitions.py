@@ -15,8 +15,8 @@ import pytensor
 import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
+from pymc_sgmcmc.compiling.compiled import FEW_STEPS
 from pymc_sgmcmc.marginal.complete import CompleteData
-from pymc_sgmcmc.posterior.compiled import FEW_STEPS
 
 
 @dataclass(frozen=True)

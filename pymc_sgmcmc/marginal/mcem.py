@@ -24,6 +24,7 @@ import numpy as np
 import pytensor.tensor as pt
 
 from pymc_sgmcmc.checks import quoted
+from pymc_sgmcmc.compiling.compiled import quick_graphs
 from pymc_sgmcmc.errors import ConvergenceError
 from pymc_sgmcmc.marginal.conditional import Conditional
 from pymc_sgmcmc.marginal.independence import log_constant, log_weights_of, normal_rule, proposals
@@ -36,7 +37,6 @@ from pymc_sgmcmc.marginal.maximum import (
     scaled_eigenvectors,
 )
 from pymc_sgmcmc.marginal.newton import solve_upper
-from pymc_sgmcmc.posterior.compiled import quick_graphs
 
 _log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
 

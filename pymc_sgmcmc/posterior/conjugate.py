@@ -22,8 +22,8 @@ from pytensor.tensor import TensorVariable
 from pytensor.tensor.type import TensorType
 
 from pymc_sgmcmc.checks import quoted
+from pymc_sgmcmc.compiling.compiled import PYTHON_MODE, compile_quietly
 from pymc_sgmcmc.errors import ModelError
-from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly
 from pymc_sgmcmc.posterior.graphs import changed_variable, minibatch_nodes, shape_of
 from pymc_sgmcmc.posterior.position import value_variables
 from pymc_sgmcmc.posterior.terms import check_total_size, model_terms

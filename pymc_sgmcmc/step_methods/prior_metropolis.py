@@ -14,8 +14,8 @@ from pytensor.tensor import TensorVariable
 from pytensor.tensor.random.op import RandomVariable
 
 from pymc_sgmcmc.checks import quoted
+from pymc_sgmcmc.compiling.compiled import NUMPY_MODE, compile_quietly
 from pymc_sgmcmc.errors import ModelError
-from pymc_sgmcmc.posterior.compiled import NUMPY_MODE, compile_quietly
 from pymc_sgmcmc.posterior.graphs import minibatch_nodes, shape_of
 from pymc_sgmcmc.posterior.position import added_or_removed, given_model, names_of, value_variables
 from pymc_sgmcmc.posterior.support import bounded_variables

@@ -10,11 +10,11 @@ import pytensor.tensor as pt
 from scipy import linalg
 
 from pymc_sgmcmc.checks import FEW_NAMES, accepts
+from pymc_sgmcmc.compiling.compiled import PYTHON_MODE, compile_quietly
 from pymc_sgmcmc.dynamics.blocks import assemble
 from pymc_sgmcmc.dynamics.recipe import GaussianAuxiliary, RecipeDynamics
 from pymc_sgmcmc.matrices import SINGULAR, Dense, Diagonal, Matrix, as_matrix, dependent_coordinates
 from pymc_sgmcmc.posterior import Posterior
-from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly
 from pymc_sgmcmc.schedules import step_sizes
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.estimators import Gradient

@@ -12,6 +12,7 @@ from pytensor.tensor.variable import TensorVariable
 from scipy import linalg
 
 from pymc_sgmcmc.checks import or_none, whole_number
+from pymc_sgmcmc.compiling.compiled import PYTHON_MODE, compile_quietly
 from pymc_sgmcmc.dynamics.riemannian import (
     DiagonalRiemannianLangevin,
     RiemannianLangevin,
@@ -20,7 +21,6 @@ from pymc_sgmcmc.dynamics.riemannian import (
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.matrices import Dense
 from pymc_sgmcmc.posterior import Posterior
-from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly
 from pymc_sgmcmc.posterior.graphs import rebuild
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.estimators import Gradient

@@ -11,6 +11,7 @@ from scipy import special, stats
 from scipy.optimize import approx_fprime
 
 from pymc_sgmcmc import datasets
+from pymc_sgmcmc.compiling.compiled import PYTHON_MODE
 from pymc_sgmcmc.errors import BoundaryWarning, ConvergenceError, ModelError
 from pymc_sgmcmc.marginal import fit as fitting
 from pymc_sgmcmc.marginal import fit_marginal, likelihood, marginalize
@@ -24,7 +25,6 @@ from pymc_sgmcmc.marginal.likelihood import (
 )
 from pymc_sgmcmc.marginal.quadrature import laplace, quadrature
 from pymc_sgmcmc.marginal.structure import find_structure
-from pymc_sgmcmc.posterior.compiled import PYTHON_MODE
 from tests.marginal import models
 
 N_GROUPS = 30

@@ -114,12 +114,12 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
         "FAST_COMPILE-shuffle",
     ),
     "test_main.py::test_failed_write_is_one_line_and_the_rest_is_kept": ("disk",),
-    "test_numba_loop.py::test_a_table_of_gradients": ("sampler0-shuffle",),
-    "test_numba_loop.py::test_every_model": (
+    "compiling/test_numba_loop.py::test_a_table_of_gradients": ("sampler0-shuffle",),
+    "compiling/test_numba_loop.py::test_every_model": (
         "two_observed",
         "byte_outcome",
     ),
-    "test_numba_loop.py::test_every_sampler": (
+    "compiling/test_numba_loop.py::test_every_sampler": (
         "SGHMC-shuffle",
         "OSGFS-replace",
     ),
@@ -170,7 +170,7 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
         "PSGLD",
         "SGHMC",
     ),
-    "test_numba_products.py::test_products_of_all_layouts": ("float64",),
+    "compiling/test_numba_products.py::test_products_of_all_layouts": ("float64",),
     "trace_tools/test_moments.py::test_many_coordinates_have_products_of_all_transitions": ("120",),
     "trace_tools/test_zero_variance.py::test_gain_is_that_predicted": ("0.2-0.5",),
     "tuning/test_row_noise.py::test_law_with_kept_rows": ("SGLDCV-JAX",),
@@ -178,8 +178,8 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
         "groups",
         "modes",
     ),
-    "test_numba_loop.py::test_full_gradients": ("MALA",),
-    "test_numba_loop.py::test_single_precision_and_preconditioners": ("curvature",),
+    "compiling/test_numba_loop.py::test_full_gradients": ("MALA",),
+    "compiling/test_numba_loop.py::test_single_precision_and_preconditioners": ("curvature",),
     "step_methods/test_samplers.py::test_law_with_an_exact_gradient": ("SGLD-5",),
     "step_methods/test_samplers.py::test_single_precision": ("SGHMC",),
     "test_gathering.py::test_draws_are_those_of_rows_in_memory": ("SGLDCV",),
@@ -217,7 +217,7 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
     "marginal/test_fit.py::test_a_search_on_a_sample_ends_at_the_maximum_of_all_groups": (
         "linear",
     ),
-    "test_numba_loop.py::test_sums_over_one_axis": (
+    "compiling/test_numba_loop.py::test_sums_over_one_axis": (
         "1-bool",
         "3-float32",
     ),
@@ -346,7 +346,7 @@ FAST = (
     "test_limits.py",
     "test_low_rank.py",
     "test_matrices.py",
-    "test_noise.py",
+    "compiling/test_noise.py",
     "test_references.py",
     "test_release.py",
     "test_spelling.py",

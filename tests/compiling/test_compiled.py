@@ -13,14 +13,14 @@ from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce
 from pytensor.tensor.math import Sum
 
-from pymc_sgmcmc.posterior import Posterior
-from pymc_sgmcmc.posterior.compiled import (
+from pymc_sgmcmc.compiling.compiled import (
     NUMPY_MODE,
     PYTHON_MODE,
     SHORT_AXIS,
     compile_quietly,
     runs_on_arrays,
 )
+from pymc_sgmcmc.posterior import Posterior
 
 FUNCTIONS = {
     "softplus": (pt.softplus, [-800.0, -40.0, -1e-3, 0.0, 3.0, 40.0, 800.0]),

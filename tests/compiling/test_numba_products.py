@@ -9,7 +9,7 @@ import pytest
 from pytensor.compile.mode import Mode
 from pytensor.tensor.math import Dot
 
-from pymc_sgmcmc.numba_loop.products import NumpyDot, with_numpy_products
+from pymc_sgmcmc.compiling.numba_loop.products import NumpyDot, with_numpy_products
 
 
 def products(function) -> list[type]:

@@ -9,8 +9,8 @@ import pytest
 from scipy import special
 
 from pymc_sgmcmc import Posterior
-from pymc_sgmcmc.posterior.compiled import NUMPY_MODE, compile_quietly
-from pymc_sgmcmc.posterior.whole_numbers import OfWholeNumbers
+from pymc_sgmcmc.compiling.compiled import NUMPY_MODE, compile_quietly
+from pymc_sgmcmc.compiling.whole_numbers import OfWholeNumbers
 
 FUNCTIONS = {
     "log gamma": (pt.gammaln, special.gammaln),

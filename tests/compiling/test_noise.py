@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pymc_sgmcmc.noise import fill_standard_normal
+from pymc_sgmcmc.compiling.noise import fill_standard_normal
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])

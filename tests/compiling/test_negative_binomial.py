@@ -9,9 +9,9 @@ import pytest
 from pytensor.graph.traversal import toposort
 from pytensor.tensor.elemwise import Elemwise
 
+from pymc_sgmcmc.compiling.negative_binomial import LIMIT
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.graphs import simplify_for_gradients
-from pymc_sgmcmc.posterior.negative_binomial import LIMIT
 
 RNG = np.random.default_rng(1)
 MODE = pytensor.compile.Mode(linker="py", optimizer="fast_run")

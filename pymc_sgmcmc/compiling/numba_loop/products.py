@@ -19,7 +19,7 @@ from pytensor.link.numba.linker import NumbaLinker
 from pytensor.tensor.basic import cast
 from pytensor.tensor.math import Dot
 
-from pymc_sgmcmc.numba_loop.trigamma import register_trigamma
+from pymc_sgmcmc.compiling.numba_loop.trigamma import register_trigamma
 
 FLOATING = ("float32", "float64")
 """These are the types of numbers that BLAS multiplies."""

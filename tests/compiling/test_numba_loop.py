@@ -16,9 +16,9 @@ from pytensor.scan.utils import until
 from scipy import special
 
 from pymc_sgmcmc import HAMCMC, MALA, SGHMC, SGLD, SGLDCV, ULA
-from pymc_sgmcmc.numba_loop import LoopOfTransitions, with_numpy_products
-from pymc_sgmcmc.numba_loop.prefetch import SMALLEST, prefetch_in_numba
-from pymc_sgmcmc.numba_loop.source import Source
+from pymc_sgmcmc.compiling.numba_loop import LoopOfTransitions, with_numpy_products
+from pymc_sgmcmc.compiling.numba_loop.prefetch import SMALLEST, prefetch_in_numba
+from pymc_sgmcmc.compiling.numba_loop.source import Source
 from tests.support.models import logistic_model
 from tests.support.row_models import CASES
 from tests.support.samplers import SAMPLERS

@@ -49,8 +49,8 @@ from pytensor.tensor.subtensor import (
 )
 from pytensor.tensor.type import TensorType
 
-from pymc_sgmcmc.numba_loop.prefetch import prefetch_in_numba
-from pymc_sgmcmc.numba_loop.products import FLOATING, functions_in_numba
+from pymc_sgmcmc.compiling.numba_loop.prefetch import prefetch_in_numba
+from pymc_sgmcmc.compiling.numba_loop.products import FLOATING, functions_in_numba
 
 VERSION = 18
 """This number is a part of the key in the compile cache. It changes with the code of this folder,

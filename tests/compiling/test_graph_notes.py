@@ -10,7 +10,7 @@ import pytensor.tensor as pt
 import pytest
 from pytensor.graph.traversal import ancestors
 
-from pymc_sgmcmc.posterior.compiled import (
+from pymc_sgmcmc.compiling.compiled import (
     NUMPY_MODE,
     PYTHON_MODE,
     compile_quietly,

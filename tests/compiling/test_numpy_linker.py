@@ -10,8 +10,8 @@ from pytensor.scalar.basic import add
 from pytensor.scan.op import Scan
 from pytensor.tensor.elemwise import Elemwise
 
-from pymc_sgmcmc.posterior.compiled import NUMPY_MODE, PYTHON_MODE, compile_quietly
-from pymc_sgmcmc.posterior.numpy_linker import NumpyLinker
+from pymc_sgmcmc.compiling.compiled import NUMPY_MODE, PYTHON_MODE, compile_quietly
+from pymc_sgmcmc.compiling.numpy_linker import NumpyLinker
 
 x, y, i = pt.dvector("x"), pt.dvector("y"), pt.lvector("i")
 s, row = pt.dscalar("s"), pt.drow("row")

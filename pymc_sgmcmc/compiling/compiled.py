@@ -29,10 +29,10 @@ from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.extra_ops import _broadcast_assert, _runtime_broadcast_assert
 from pytensor.tensor.math import Sum
 
-from pymc_sgmcmc.graph_notes import forgetting_notes
-from pymc_sgmcmc.posterior.blockwise import all_rows_at_once
-from pymc_sgmcmc.posterior.numpy_linker import NumpyLinker
-from pymc_sgmcmc.posterior.whole_numbers import of_whole_numbers
+from pymc_sgmcmc.compiling.blockwise import all_rows_at_once
+from pymc_sgmcmc.compiling.graph_notes import forgetting_notes
+from pymc_sgmcmc.compiling.numpy_linker import NumpyLinker
+from pymc_sgmcmc.compiling.whole_numbers import of_whole_numbers
 
 
 @node_rewriter([OpFromGraph, Blockwise])
@@ -57,11 +57,11 @@ _AFTER_OTHER_REWRITES = 49.4
 """This position in the order of the rewrites is behind the last one that changes the graph."""
 
 _ON_ARRAYS = {
-    scalar_math.Sigmoid: "pymc_sgmcmc.posterior.numpy_functions.sigmoid",
-    scalar_math.Softplus: "pymc_sgmcmc.posterior.numpy_functions.softplus",
-    scalar_math.Log1mexp: "pymc_sgmcmc.posterior.numpy_functions.log1mexp",
-    scalar_math.TriGamma: "pymc_sgmcmc.posterior.numpy_functions.trigamma",
-    scalar_basic.Second: "pymc_sgmcmc.posterior.numpy_functions.second",
+    scalar_math.Sigmoid: "pymc_sgmcmc.compiling.numpy_functions.sigmoid",
+    scalar_math.Softplus: "pymc_sgmcmc.compiling.numpy_functions.softplus",
+    scalar_math.Log1mexp: "pymc_sgmcmc.compiling.numpy_functions.log1mexp",
+    scalar_math.TriGamma: "pymc_sgmcmc.compiling.numpy_functions.trigamma",
+    scalar_basic.Second: "pymc_sgmcmc.compiling.numpy_functions.second",
     scalar_basic.Clip: "numpy.clip",
     scalar_basic.Identity: "numpy.positive",
 }

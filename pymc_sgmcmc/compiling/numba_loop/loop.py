@@ -25,8 +25,8 @@ from pytensor.tensor.rewriting.subtensor import (
     local_inplace_setsubtensor,
 )
 
-from pymc_sgmcmc.graph_notes import forget_notes
-from pymc_sgmcmc.numba_loop.source import Source, storage
+from pymc_sgmcmc.compiling.graph_notes import forget_notes
+from pymc_sgmcmc.compiling.numba_loop.source import Source, storage
 
 _in_place = in2out(local_inplace_setsubtensor, local_inplace_AdvancedIncSubtensor)
 """This rewriter changes arrays in place where nothing reads their old elements afterwards."""

@@ -8,9 +8,9 @@ import pytest
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.variable import TensorConstant, TensorConstantSignature
 
+from pymc_sgmcmc.compiling.large_constants import FEWEST_NUMBERS, large_constants_by_sample
 from pymc_sgmcmc.marginal.search import local_structures
 from pymc_sgmcmc.posterior import Posterior
-from pymc_sgmcmc.posterior.large_constants import FEWEST_NUMBERS, large_constants_by_sample
 
 
 @pytest.fixture
