@@ -127,7 +127,11 @@ def with_compiler(monkeypatch):
 UNCHECKED = {
     "adaptation",
     "gradient_estimators",
+    "local_sampling",
+    "machines",
     "marginal",
+    "maximum_likelihood",
+    "papers",
     "polishing",
     "sampling",
     "step_methods",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,7 @@ FLOORS = (
     ("trace_tools",),
     ("sampling",),
     ("polishing",),
+    ("local_sampling", "machines", "maximum_likelihood", "papers"),
     ("datasets",),
     ("regression",),
     ("main",),
@@ -123,3 +125,13 @@ def test_rooms_that_do_not_know_pymc(room):
     assert modules
     for name in modules:
         assert not [target for target in MODULES[name] if target.split(".")[0] == "pymc"], name
+
+
+def test_guests_are_imported_by_themselves():
+    """No other room imports them, and the names that bring them are all of their public ones."""
+    for room, names in pymc_sgmcmc.GUESTS.items():
+        assert importlib.import_module(f"pymc_sgmcmc.{room}").__all__ == sorted(
+            names, key=lambda name: (not name.isupper(), name)
+        )
+        outside = [name for name in MODULES if name.split(".")[0] not in {room, "__init__"}]
+        assert not [name for name in outside for one in ARROWS[name] if one.split(".")[0] == room]

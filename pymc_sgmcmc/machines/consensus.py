@@ -18,10 +18,7 @@ from xarray import DataTree
 
 from pymc_sgmcmc.checks import generator, one_of, or_none, quoted, whole_number
 from pymc_sgmcmc.errors import ModelError
-from pymc_sgmcmc.posterior import Posterior
-from pymc_sgmcmc.posterior.position import given_model
-from pymc_sgmcmc.record import DIMENSION, LARGEST_MEAN_ERROR
-from pymc_sgmcmc.sampling.combine import (
+from pymc_sgmcmc.machines.combine import (
     BATCHES,
     MOST_COORDINATES,
     average,
@@ -31,10 +28,13 @@ from pymc_sgmcmc.sampling.combine import (
     semiparametric,
     semiparametric_errors,
 )
-from pymc_sgmcmc.sampling.dealt_rows import posterior_to_deal_out
+from pymc_sgmcmc.machines.dealt_rows import posterior_to_deal_out
+from pymc_sgmcmc.machines.shards import POSITION, ShardDensity, deal_out
+from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.posterior.position import given_model
+from pymc_sgmcmc.record import DIMENSION, LARGEST_MEAN_ERROR
 from pymc_sgmcmc.sampling.groups import MakeStep
 from pymc_sgmcmc.sampling.run import sample
-from pymc_sgmcmc.sampling.shards import POSITION, ShardDensity, deal_out
 from pymc_sgmcmc.sampling.trace import groups_of_positions
 from pymc_sgmcmc.sampling.workers import default_cores
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep

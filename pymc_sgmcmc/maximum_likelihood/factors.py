@@ -28,9 +28,9 @@ from pymc_sgmcmc.elimination import Elimination, Order, elimination_order
 from pymc_sgmcmc.errors import ConvergenceError, ModelError
 from pymc_sgmcmc.marginal.exact import DISTANT
 from pymc_sgmcmc.marginal.likelihood import Globals
-from pymc_sgmcmc.marginal.maximum import HALVINGS
 from pymc_sgmcmc.marginal.newton import CONVERGED, MOST_STEPS
 from pymc_sgmcmc.marginal.structure import chosen_and_dependents
+from pymc_sgmcmc.maximum_likelihood.maximum import HALVINGS
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.selected import selected_graph
 from pymc_sgmcmc.posterior.sparse_curvature import SparseCurvature

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from pymc_sgmcmc.errors import UndeterminedError
-from pymc_sgmcmc.marginal.factors import Factors
 from pymc_sgmcmc.marginal.likelihood import Objective, RestrictedLikelihood
-from pymc_sgmcmc.marginal.maximum import (
+from pymc_sgmcmc.maximum_likelihood.factors import Factors
+from pymc_sgmcmc.maximum_likelihood.maximum import (
     SMALLEST_EIGENVALUE,
     Maximum,
     at_boundary,

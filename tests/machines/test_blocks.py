@@ -23,8 +23,8 @@ from pymc_sgmcmc import (
     sample,
     sample_blocks,
 )
+from pymc_sgmcmc.machines.blocks import PartGradient, Parts, dealt_out, two_index_arrays
 from pymc_sgmcmc.posterior import Posterior
-from pymc_sgmcmc.sampling.blocks import PartGradient, Parts, dealt_out, two_index_arrays
 from tests.support.exact_law import AffineTransition, stationary_law
 
 Z = 4.5

@@ -13,8 +13,8 @@ import numpy as np
 import pytensor.tensor as pt
 
 from pymc_sgmcmc.checks import quoted
-from pymc_sgmcmc.marginal.complete import CompleteData
-from pymc_sgmcmc.marginal.local_transitions import LangevinTransitions, LocalTransitions
+from pymc_sgmcmc.local_sampling.complete import CompleteData
+from pymc_sgmcmc.local_sampling.local_transitions import LangevinTransitions, LocalTransitions
 from pymc_sgmcmc.marginal.quadrature import MOST_QUADRATURE_SIZE, call_of
 from pymc_sgmcmc.matrices import Diagonal
 from pymc_sgmcmc.record import LARGEST_MEAN_ERROR

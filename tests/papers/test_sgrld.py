@@ -9,8 +9,8 @@ import pytest
 
 from pymc_sgmcmc import LocalSampling
 from pymc_sgmcmc.dynamics import riemannian
-from pymc_sgmcmc.step_methods.recipe import Recipe
-from pymc_sgmcmc.step_methods.sgrld import SGRLD
+from pymc_sgmcmc.papers.recipe import Recipe
+from pymc_sgmcmc.papers.sgrld import SGRLD
 from tests.support.exact_law import run_one
 from tests.support.generator import diffusion, drift, grid, largest_residual
 from tests.support.models import logistic_data, logistic_model

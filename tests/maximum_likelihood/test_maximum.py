@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pymc_sgmcmc.errors import ConvergenceError
-from pymc_sgmcmc.marginal.maximum import maximize
+from pymc_sgmcmc.maximum_likelihood.maximum import maximize
 
 
 def scale(x: np.ndarray) -> tuple[float, np.ndarray]:

@@ -13,7 +13,7 @@ import pytest
 from pymc_sgmcmc import SGLD, Plain
 from pymc_sgmcmc.dynamics import blocks, recipe
 from pymc_sgmcmc.dynamics.recipe import GaussianAuxiliary
-from pymc_sgmcmc.step_methods.recipe import Recipe
+from pymc_sgmcmc.papers.recipe import Recipe
 from tests.support.exact_law import (
     affine_transition,
     all_indices,

@@ -14,17 +14,10 @@ from pytensor.tensor.variable import TensorVariable
 from pymc_sgmcmc.batching import make_batching
 from pymc_sgmcmc.checks import or_none, quoted, truth_value, whole_number
 from pymc_sgmcmc.errors import ModelError
-from pymc_sgmcmc.gradient_estimators.fisher_identity import FisherGradient
-from pymc_sgmcmc.marginal.complete import CompleteData
-from pymc_sgmcmc.marginal.local_transitions import GivenTransitions, LocalState
-from pymc_sgmcmc.marginal.marginalize import names_of
-from pymc_sgmcmc.marginal.quadrature import LARGEST_LAPLACE
-from pymc_sgmcmc.posterior import Posterior
-from pymc_sgmcmc.sources import RowSource
-from pymc_sgmcmc.step_methods.estimators import Estimator, Parts
-from pymc_sgmcmc.step_methods.settings import Settings
-from pymc_sgmcmc.tuning import Center, RowNoise
-from pymc_sgmcmc.tuning.local_variables import (
+from pymc_sgmcmc.local_sampling.complete import CompleteData
+from pymc_sgmcmc.local_sampling.fisher_identity import FisherGradient
+from pymc_sgmcmc.local_sampling.local_transitions import GivenTransitions, LocalState
+from pymc_sgmcmc.local_sampling.set_up import (
     SLOW,
     GradientDraws,
     LocalSetup,
@@ -33,6 +26,13 @@ from pymc_sgmcmc.tuning.local_variables import (
     lag_message,
     langevin_setup,
 )
+from pymc_sgmcmc.marginal.marginalize import names_of
+from pymc_sgmcmc.marginal.quadrature import LARGEST_LAPLACE
+from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.sources import RowSource
+from pymc_sgmcmc.step_methods.estimators import Estimator, Parts
+from pymc_sgmcmc.step_methods.settings import Settings
+from pymc_sgmcmc.tuning import Center, RowNoise
 
 DEFAULT_TRANSITIONS = 5
 """A visit makes this many transitions of a user's own where their number is not given."""

@@ -14,7 +14,7 @@ from pymc_sgmcmc import datasets
 from pymc_sgmcmc.errors import BoundaryWarning, ModelError
 from pymc_sgmcmc.marginal import factors as factors_module
 from pymc_sgmcmc.marginal import fit_marginal
-from pymc_sgmcmc.marginal.factors import Factors
+from pymc_sgmcmc.maximum_likelihood.factors import Factors
 from tests.marginal.test_fit import assert_gradient
 
 pytestmark = pytest.mark.usefixtures("without_compiler")

@@ -13,7 +13,7 @@ from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.batching import Batching
 from pymc_sgmcmc.gradient_estimators.base import GradientEstimator, Memory
-from pymc_sgmcmc.marginal.local_transitions import LocalTransitions
+from pymc_sgmcmc.local_sampling.local_transitions import LocalTransitions
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.record import LOCAL, LOCAL_TRANSITIONS
 

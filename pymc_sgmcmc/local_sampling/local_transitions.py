@@ -16,7 +16,7 @@ import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.compiling.compiled import FEW_STEPS
-from pymc_sgmcmc.marginal.complete import CompleteData
+from pymc_sgmcmc.local_sampling.complete import CompleteData
 
 
 @dataclass(frozen=True)

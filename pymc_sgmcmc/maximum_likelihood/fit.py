@@ -34,7 +34,6 @@ from pymc_sgmcmc.errors import (
 from pymc_sgmcmc.marginal.blocks import split_blocks
 from pymc_sgmcmc.marginal.check import checked_density
 from pymc_sgmcmc.marginal.exact import exact, is_quadratic
-from pymc_sgmcmc.marginal.factors import Factors
 from pymc_sgmcmc.marginal.likelihood import (
     NO_FIXED_EFFECTS,
     Globals,
@@ -46,19 +45,20 @@ from pymc_sgmcmc.marginal.likelihood import (
     fixed_effects,
 )
 from pymc_sgmcmc.marginal.marginalize import names_of
-from pymc_sgmcmc.marginal.maximum import (
+from pymc_sgmcmc.marginal.newton import find_mode, quadratic_mode
+from pymc_sgmcmc.marginal.quadrature import MOST_POINTS, MOST_QUADRATURE_SIZE, laplace, quadrature
+from pymc_sgmcmc.marginal.result import MarginalFit, dataset, labels_of
+from pymc_sgmcmc.marginal.search import remedy
+from pymc_sgmcmc.marginal.structure import find_structure
+from pymc_sgmcmc.maximum_likelihood.factors import Factors
+from pymc_sgmcmc.maximum_likelihood.maximum import (
     Maximum,
     at_boundary,
     check_start,
     maximize,
 )
-from pymc_sgmcmc.marginal.mcem import MonteCarloEM, MonteCarloMaximum
-from pymc_sgmcmc.marginal.newton import find_mode, quadratic_mode
-from pymc_sgmcmc.marginal.quadrature import MOST_POINTS, MOST_QUADRATURE_SIZE, laplace, quadrature
-from pymc_sgmcmc.marginal.result import MarginalFit, dataset, labels_of
-from pymc_sgmcmc.marginal.search import remedy
-from pymc_sgmcmc.marginal.standard_errors import Uncertainty, jacobian, uncertainty
-from pymc_sgmcmc.marginal.structure import find_structure
+from pymc_sgmcmc.maximum_likelihood.mcem import MonteCarloEM, MonteCarloMaximum
+from pymc_sgmcmc.maximum_likelihood.standard_errors import Uncertainty, jacobian, uncertainty
 from pymc_sgmcmc.posterior.position import given_model
 
 LINEAR = "quasi-newton"

@@ -29,14 +29,14 @@ from pymc_sgmcmc.errors import ConvergenceError
 from pymc_sgmcmc.marginal.conditional import Conditional
 from pymc_sgmcmc.marginal.independence import log_constant, log_weights_of, normal_rule, proposals
 from pymc_sgmcmc.marginal.likelihood import Groups, Objective
-from pymc_sgmcmc.marginal.maximum import (
+from pymc_sgmcmc.marginal.newton import solve_upper
+from pymc_sgmcmc.maximum_likelihood.maximum import (
     SMALLEST_EIGENVALUE,
     Maximum,
     information_at,
     maximize,
     scaled_eigenvectors,
 )
-from pymc_sgmcmc.marginal.newton import solve_upper
 
 _log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
 

@@ -20,10 +20,10 @@ from pymc_sgmcmc.batching import FIRST_ORDER, ShuffledWindows
 from pymc_sgmcmc.checks import whole_number
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.gradient_estimators import GradientEstimator
+from pymc_sgmcmc.machines.dealt_rows import posterior_to_deal_out
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.position import given_model
 from pymc_sgmcmc.posterior.selected import index_arrays
-from pymc_sgmcmc.sampling.dealt_rows import posterior_to_deal_out
 from pymc_sgmcmc.sampling.run import sample
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.sgld import SGLD

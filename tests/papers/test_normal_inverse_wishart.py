@@ -19,8 +19,8 @@ from pymc_sgmcmc.dynamics.normal_inverse_wishart import (
     packed,
     unpacked,
 )
-from pymc_sgmcmc.posterior.conjugate import find_normal_vectors
-from pymc_sgmcmc.step_methods.normal_inverse_wishart import check_conditional, prior_of
+from pymc_sgmcmc.papers.conjugate import find_normal_vectors
+from pymc_sgmcmc.papers.normal_inverse_wishart import check_conditional, prior_of
 from tests.support.exact_law import all_indices
 from tests.support.sampling import NUMBA, QUICK, QUIET
 

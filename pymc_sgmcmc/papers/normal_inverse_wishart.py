@@ -16,7 +16,7 @@ from pymc_sgmcmc.dynamics.normal_inverse_wishart import (
     unpacked,
 )
 from pymc_sgmcmc.errors import ModelError
-from pymc_sgmcmc.posterior.conjugate import HOW_TO_WRITE, NormalVectors, find_normal_vectors
+from pymc_sgmcmc.papers.conjugate import HOW_TO_WRITE, NormalVectors, find_normal_vectors
 from pymc_sgmcmc.posterior.position import added_or_removed, given_model, names_of
 from pymc_sgmcmc.step_methods.contract import StepMethod
 
