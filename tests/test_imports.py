@@ -21,6 +21,7 @@ FLOORS = (
         "limits",
         "matrices",
         "pymc_private",
+        "seeds",
         "stages",
     ),
     ("compiling", "record", "schedules", "stein"),
@@ -98,6 +99,23 @@ ARROWS = {
 }
 
 
+def origins(path: Path) -> set[str]:
+    """Files of the names that a file imports from packages."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("pymc_sgmcmc."):
+            package = PACKAGE.joinpath(*node.module.split(".")[1:], "__init__.py")
+            if package.exists():
+                wanted = {alias.name for alias in node.names}
+                for one in ast.parse(package.read_text(encoding="utf-8")).body:
+                    if isinstance(one, ast.ImportFrom) and wanted & {a.name for a in one.names}:
+                        found.add(one.module.removeprefix("pymc_sgmcmc."))
+    return found
+
+
+ORIGINS = {name_of(path): origins(path) for path in sorted(PACKAGE.rglob("*.py"))}
+
+
 def floor_of(module: str) -> int:
     room = module.split(".")[0]
     return next(number for number, rooms in enumerate(FLOORS) if room in rooms)
@@ -124,6 +142,27 @@ def test_rooms_that_do_not_know_pymc(room):
     modules = [name for name in MODULES if f"{name}.".startswith(f"{room}.")]
     assert modules
     for name in modules:
+        assert not [target for target in MODULES[name] if target.split(".")[0] == "pymc"], name
+
+
+def reached(module: str) -> set[str]:
+    """Modules that a module imports, and those that these import, and so on.
+
+    A name of a package leads to the file that has it.
+    """
+    found, left = set(), {module}
+    while left:
+        found.add(one := left.pop())
+        faces = {name for name in ARROWS[one] if (PACKAGE / name.replace(".", "/")).is_dir()}
+        through = {target for face in faces for target in ARROWS[face] if target in ORIGINS[one]}
+        left |= (ARROWS[one] - faces | through) - found
+    return found
+
+
+@pytest.mark.parametrize("module", ["chain", "engine", "dynamics"])
+def test_transitions_reach_no_pymc(module):
+    rooms = [name for name in MODULES if f"{name}.".startswith(f"{module}.")]
+    for name in set().union(*map(reached, rooms)):
         assert not [target for target in MODULES[name] if target.split(".")[0] == "pymc"], name
 
 

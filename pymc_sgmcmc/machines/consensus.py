@@ -16,7 +16,7 @@ from pymc.model import Model
 from rich.progress import Progress
 from xarray import DataTree
 
-from pymc_sgmcmc.checks import generator, one_of, or_none, quoted, whole_number
+from pymc_sgmcmc.checks import one_of, or_none, quoted, whole_number
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.machines.combine import (
     BATCHES,
@@ -37,6 +37,7 @@ from pymc_sgmcmc.sampling.groups import MakeStep
 from pymc_sgmcmc.sampling.run import sample
 from pymc_sgmcmc.sampling.trace import groups_of_positions
 from pymc_sgmcmc.sampling.workers import default_cores
+from pymc_sgmcmc.seeds import generator
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.pymc_hook import log
 from pymc_sgmcmc.step_methods.sgld import SGLDCV
