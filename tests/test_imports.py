@@ -161,9 +161,11 @@ def reached(module: str) -> set[str]:
 
 @pytest.mark.parametrize("module", ["chain", "engine", "dynamics"])
 def test_transitions_reach_no_pymc(module):
+    """But for its class of errors, which `pymc.sample` knows."""
     rooms = [name for name in MODULES if f"{name}.".startswith(f"{module}.")]
     for name in set().union(*map(reached, rooms)):
-        assert not [target for target in MODULES[name] if target.split(".")[0] == "pymc"], name
+        of_pymc = {target for target in MODULES[name] if target.split(".")[0] == "pymc"}
+        assert of_pymc <= {"pymc.exceptions"}, name
 
 
 def test_guests_are_imported_by_themselves():

@@ -15,7 +15,6 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.checks import (
-    generator,
     one_of,
     or_none,
     positive_number,
@@ -60,6 +59,7 @@ from pymc_sgmcmc.maximum_likelihood.maximum import (
 from pymc_sgmcmc.maximum_likelihood.mcem import MonteCarloEM, MonteCarloMaximum
 from pymc_sgmcmc.maximum_likelihood.standard_errors import Uncertainty, jacobian, uncertainty
 from pymc_sgmcmc.posterior.position import given_model
+from pymc_sgmcmc.seeds import generator
 
 LINEAR = "quasi-newton"
 """This method is for linear mixed models, whose local variables are integrated out exactly."""
