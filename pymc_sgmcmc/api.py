@@ -1,4 +1,4 @@
-"""All public names of the package, which `pymc_sgmcmc` imports when the first is asked for."""
+"""Public names of the package but those of guests, imported when the first is asked for."""
 
 from pymc_sgmcmc.errors import BatchSizeWarning as BatchSizeWarning
 from pymc_sgmcmc.errors import BoundaryWarning as BoundaryWarning

@@ -106,27 +106,6 @@ def truth_value(name: str, value: Any) -> bool:
     return bool(value)
 
 
-def generator(name: str, seed: Any) -> np.random.Generator:
-    """Return the random generator of a seed that a user gave as a setting.
-
-    Raises
-    ------
-    TypeError, ValueError
-        Where it is no seed.
-    """
-    from pymc.util import get_random_generator  # chains import this module, and nothing of PyMC
-
-    try:
-        if isinstance(seed, bool | np.random.RandomState):
-            raise TypeError
-        return get_random_generator(seed)
-    except (TypeError, ValueError) as error:
-        raise type(error)(
-            f"`{name}` should be a seed (a whole number that is not negative, or several) or a "
-            f"`numpy.random.Generator`, but got {seed!r}."
-        ) from None
-
-
 def unknown_argument(of: str, name: str, known: Iterable[str], instead: str = "") -> TypeError:
     """The error of an argument that a function has not, with one of a similar name."""
     similar = difflib.get_close_matches(name, known, 1)

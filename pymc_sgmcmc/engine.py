@@ -18,15 +18,15 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.link.jax.linker import JAXLinker
 from pytensor.link.numba.linker import NumbaLinker
 
-from pymc_sgmcmc.dynamics import Dynamics
-from pymc_sgmcmc.gradient_estimators import GradientEstimator
-from pymc_sgmcmc.noise import fill_standard_normal
-from pymc_sgmcmc.numba_loop import LoopOfTransitions, with_numpy_products
-from pymc_sgmcmc.posterior.compiled import (
+from pymc_sgmcmc.compiling.compiled import (
     WITHOUT_BROADCAST_CHECKS,
     WRONG_REWRITES,
     compile_quietly,
 )
+from pymc_sgmcmc.compiling.noise import fill_standard_normal
+from pymc_sgmcmc.compiling.numba_loop import LoopOfTransitions, with_numpy_products
+from pymc_sgmcmc.dynamics import Dynamics
+from pymc_sgmcmc.gradient_estimators import GradientEstimator
 
 
 class Transitions(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 from pathlib import Path
 
 import pytest
@@ -16,15 +17,14 @@ FLOORS = (
         "checks",
         "elimination",
         "errors",
-        "graph_notes",
         "guests",
         "limits",
         "matrices",
-        "noise",
         "pymc_private",
+        "seeds",
         "stages",
     ),
-    ("schedules", "stein", "numba_loop", "record"),
+    ("compiling", "record", "schedules", "stein"),
     ("sources",),
     ("posterior",),
     ("marginal",),
@@ -41,6 +41,7 @@ FLOORS = (
     ("trace_tools",),
     ("sampling",),
     ("polishing",),
+    ("local_sampling", "machines", "maximum_likelihood", "papers"),
     ("datasets",),
     ("regression",),
     ("main",),
@@ -50,9 +51,9 @@ FLOORS = (
 """The folders are listed from the lowest up. A folder may import from those below it."""
 
 WITHOUT_PYMC = (
-    "graph_notes",
-    "noise",
-    "numba_loop",
+    "compiling.graph_notes",
+    "compiling.noise",
+    "compiling.numba_loop",
     "batching",
     "gathering",
     "gradient_estimators",
@@ -98,6 +99,23 @@ ARROWS = {
 }
 
 
+def origins(path: Path) -> set[str]:
+    """Files of the names that a file imports from packages."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("pymc_sgmcmc."):
+            package = PACKAGE.joinpath(*node.module.split(".")[1:], "__init__.py")
+            if package.exists():
+                wanted = {alias.name for alias in node.names}
+                for one in ast.parse(package.read_text(encoding="utf-8")).body:
+                    if isinstance(one, ast.ImportFrom) and wanted & {a.name for a in one.names}:
+                        found.add(one.module.removeprefix("pymc_sgmcmc."))
+    return found
+
+
+ORIGINS = {name_of(path): origins(path) for path in sorted(PACKAGE.rglob("*.py"))}
+
+
 def floor_of(module: str) -> int:
     room = module.split(".")[0]
     return next(number for number, rooms in enumerate(FLOORS) if room in rooms)
@@ -121,7 +139,40 @@ def test_there_is_no_circle():
 
 @pytest.mark.parametrize("room", WITHOUT_PYMC)
 def test_rooms_that_do_not_know_pymc(room):
-    modules = [name for name in MODULES if name.split(".")[0] == room]
+    modules = [name for name in MODULES if f"{name}.".startswith(f"{room}.")]
     assert modules
     for name in modules:
         assert not [target for target in MODULES[name] if target.split(".")[0] == "pymc"], name
+
+
+def reached(module: str) -> set[str]:
+    """Modules that a module imports, and those that these import, and so on.
+
+    A name of a package leads to the file that has it.
+    """
+    found, left = set(), {module}
+    while left:
+        found.add(one := left.pop())
+        faces = {name for name in ARROWS[one] if (PACKAGE / name.replace(".", "/")).is_dir()}
+        through = {target for face in faces for target in ARROWS[face] if target in ORIGINS[one]}
+        left |= (ARROWS[one] - faces | through) - found
+    return found
+
+
+@pytest.mark.parametrize("module", ["chain", "engine", "dynamics"])
+def test_transitions_reach_no_pymc(module):
+    """But for its class of errors, which `pymc.sample` knows."""
+    rooms = [name for name in MODULES if f"{name}.".startswith(f"{module}.")]
+    for name in set().union(*map(reached, rooms)):
+        of_pymc = {target for target in MODULES[name] if target.split(".")[0] == "pymc"}
+        assert of_pymc <= {"pymc.exceptions"}, name
+
+
+def test_guests_are_imported_by_themselves():
+    """No other room imports them, and the names that bring them are all of their public ones."""
+    for room, names in pymc_sgmcmc.GUESTS.items():
+        assert importlib.import_module(f"pymc_sgmcmc.{room}").__all__ == sorted(
+            names, key=lambda name: (not name.isupper(), name)
+        )
+        outside = [name for name in MODULES if name.split(".")[0] not in {room, "__init__"}]
+        assert not [name for name in outside for one in ARROWS[name] if one.split(".")[0] == room]

@@ -26,9 +26,9 @@ from pymc_sgmcmc.adaptation.gradient_noise import (
     shrunk,
 )
 from pymc_sgmcmc.batching import Batching
+from pymc_sgmcmc.compiling.compiled import compile_quietly
 from pymc_sgmcmc.dynamics.osgfs import ScoringMatrices, scoring_matrices
 from pymc_sgmcmc.posterior import Posterior
-from pymc_sgmcmc.posterior.compiled import compile_quietly
 from pymc_sgmcmc.posterior.threads import on_one_thread
 from pymc_sgmcmc.tuning import prior_precision
 

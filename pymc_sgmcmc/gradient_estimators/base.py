@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pytensor
@@ -13,7 +13,6 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.batching import Batching
-from pymc_sgmcmc.posterior import Posterior
 
 
 class Memory(ABC):
@@ -100,7 +99,26 @@ class Reference(ABC):
         """Set the shared variables of the estimator."""
 
 
-class GradientEstimator(ABC):
+class Target(Protocol):
+    """What transitions take of the posterior of an estimator.
+
+    Attributes
+    ----------
+    dtype : str
+    dimension : int
+    row_elements : int
+        Numbers of a row of the data.
+    """
+
+    @property
+    def dtype(self) -> str: ...  # noqa: D102
+    @property
+    def dimension(self) -> int: ...  # noqa: D102
+    @property
+    def row_elements(self) -> int: ...  # noqa: D102
+
+
+class GradientEstimator[Of: Target](ABC):
     r"""Symbolic estimate of the gradient of the log posterior.
 
     Attributes
@@ -123,7 +141,7 @@ class GradientEstimator(ABC):
     memory: Memory | None = None
     kept: np.ndarray = np.empty(0, dtype=np.int64)
 
-    def __init__(self, posterior: Posterior, batching: Batching):
+    def __init__(self, posterior: Of, batching: Batching):
         self.posterior = posterior
         self.batching = batching
         scale = np.asarray(batching.n_rows / batching.batch_size, dtype=posterior.dtype)

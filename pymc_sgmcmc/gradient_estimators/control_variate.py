@@ -16,7 +16,7 @@ SECOND_ORDER = "second_order"
 """The name of control variates of second order."""
 
 
-class ControlVariateGradient(GradientEstimator):
+class ControlVariateGradient(GradientEstimator[Posterior]):
     r"""The minibatch gradient with control variates at a fixed centre.
 
     .. math:: \tilde\nabla(\theta) = \nabla \log \pi(\hat\theta)

@@ -10,7 +10,7 @@ from pymc_sgmcmc.gradient_estimators.base import GradientEstimator
 from pymc_sgmcmc.posterior import Posterior
 
 
-class FullGradient(GradientEstimator):
+class FullGradient(GradientEstimator[Posterior]):
     r"""The gradient of the log posterior itself.
 
     .. math:: \nabla(\theta) = \nabla \log p(\theta) + \sum_{i=1}^N \nabla \log p(x_i \mid \theta)

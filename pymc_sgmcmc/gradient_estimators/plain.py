@@ -5,9 +5,10 @@ from __future__ import annotations
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.gradient_estimators.base import GradientEstimator
+from pymc_sgmcmc.posterior import Posterior
 
 
-class PlainGradient(GradientEstimator):
+class PlainGradient(GradientEstimator[Posterior]):
     r"""The minibatch gradient scaled to the full data.
 
     .. math:: \hat\nabla(\theta) = \nabla \log p(\theta)

@@ -29,7 +29,7 @@ SEED = 20_190_422
 """The position at which the noise is found comes from this fixed seed."""
 
 
-class WeightedGradient(GradientEstimator):
+class WeightedGradient(GradientEstimator[Posterior]):
     r"""The minibatch gradient of rows drawn with probabilities p, plain or with control variates.
 
     .. math:: \hat\nabla(\theta) = \nabla \log p(\theta)

@@ -1,8 +1,7 @@
 """Local latent variables integrated out, so that groups of records become the rows."""
 
-from pymc_sgmcmc.marginal.fit import fit_marginal
 from pymc_sgmcmc.marginal.marginalize import marginalize
 from pymc_sgmcmc.marginal.recover import recover
 from pymc_sgmcmc.marginal.result import MarginalFit
 
-__all__ = ["MarginalFit", "fit_marginal", "marginalize", "recover"]
+__all__ = ["MarginalFit", "marginalize", "recover"]

@@ -15,12 +15,12 @@ from pytensor.graph.replace import clone_replace
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.checks import quoted
+from pymc_sgmcmc.compiling.compiled import PYTHON_MODE, compile_quietly, without_blas_warning
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.marginal.blocks import join_blocks
 from pymc_sgmcmc.marginal.density import GroupDensity
 from pymc_sgmcmc.marginal.structure import LocalStructure
 from pymc_sgmcmc.posterior.bad_rows import first_line
-from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly, without_blas_warning
 from pymc_sgmcmc.posterior.terms import reference_terms, without_scaling
 
 CHECKED_GROUPS = 20

@@ -9,12 +9,12 @@ from copy import copy
 import numpy as np
 import pytensor.tensor as pt
 
+from pymc_sgmcmc.compiling.compiled import NUMPY_MODE, compile_on_arrays
 from pymc_sgmcmc.marginal.density import GroupDensity
 from pymc_sgmcmc.marginal.independence import Recovered, metropolis
 from pymc_sgmcmc.marginal.interpolation import AT_ONCE, Polynomials, interpolate, scales_of, wider
 from pymc_sgmcmc.marginal.inversion import LogDensity, Scale, first_ends, invert, second_modes
 from pymc_sgmcmc.marginal.newton import find_mode, quadratic_mode, solve_upper
-from pymc_sgmcmc.posterior.compiled import NUMPY_MODE, compile_on_arrays
 from pymc_sgmcmc.posterior.graphs import rebuild
 
 CHUNK_ELEMENTS = 65_536

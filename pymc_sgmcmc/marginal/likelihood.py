@@ -12,9 +12,9 @@ from pymc.model import Model
 from pytensor.graph.replace import clone_replace
 from pytensor.tensor.variable import TensorVariable
 
+from pymc_sgmcmc.compiling.compiled import NUMPY_MODE, compile_on_arrays, without_blas_warning
 from pymc_sgmcmc.errors import ModelError, UndeterminedError
 from pymc_sgmcmc.marginal.density import GroupDensity
-from pymc_sgmcmc.posterior.compiled import NUMPY_MODE, compile_on_arrays, without_blas_warning
 from pymc_sgmcmc.posterior.position import layout_from_model
 from pymc_sgmcmc.posterior.terms import model_terms
 

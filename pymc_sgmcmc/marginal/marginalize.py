@@ -15,6 +15,7 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.checks import one_of, or_none, quoted, whole_number
+from pymc_sgmcmc.compiling.compiled import quick_graphs
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.guests import remember_quadrature
 from pymc_sgmcmc.marginal.accuracy import (
@@ -37,7 +38,6 @@ from pymc_sgmcmc.marginal.quadrature import (
 )
 from pymc_sgmcmc.marginal.search import structure_of
 from pymc_sgmcmc.marginal.structure import LocalStructure
-from pymc_sgmcmc.posterior.compiled import quick_graphs
 from pymc_sgmcmc.posterior.group_access import mark_groups
 from pymc_sgmcmc.posterior.position import given_model
 from pymc_sgmcmc.stages import set_up

@@ -14,8 +14,8 @@ import pytensor.tensor as pt
 from pytensor.scan.utils import until
 from pytensor.tensor.variable import TensorVariable
 
+from pymc_sgmcmc.compiling.compiled import FEW_STEPS
 from pymc_sgmcmc.marginal.density import GroupDensity
-from pymc_sgmcmc.posterior.compiled import FEW_STEPS
 
 type Matrix = Sequence[Sequence[TensorVariable]]
 """Entry (i, j) is a vector with one entry a group."""

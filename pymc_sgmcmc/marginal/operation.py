@@ -28,8 +28,8 @@ from pytensor.graph.rewriting.basic import (
 from pytensor.graph.traversal import ancestors, graph_inputs
 from pytensor.tensor.variable import TensorVariable
 
+from pymc_sgmcmc.compiling.compiled import PYTHON_MODE, compile_quietly
 from pymc_sgmcmc.errors import ModelError
-from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly
 from pymc_sgmcmc.posterior.graphs import rebuild
 from pymc_sgmcmc.posterior.group_access import GroupsOfSource, groups_of_source
 

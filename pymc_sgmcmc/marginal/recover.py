@@ -15,7 +15,13 @@ from pytensor.tensor.variable import TensorVariable
 from rich.progress import Progress
 from xarray import DataTree
 
-from pymc_sgmcmc.checks import generator, quoted
+from pymc_sgmcmc.checks import quoted
+from pymc_sgmcmc.compiling.compiled import (
+    NUMPY_MODE,
+    compile_on_arrays,
+    quick_graphs,
+    without_blas_warning,
+)
 from pymc_sgmcmc.marginal.blocks import split_blocks
 from pymc_sgmcmc.marginal.check import checked_density
 from pymc_sgmcmc.marginal.conditional import Conditional, GroupDraws
@@ -24,15 +30,10 @@ from pymc_sgmcmc.marginal.interpolation import polynomials_of
 from pymc_sgmcmc.marginal.marginalize import dependent_deterministics, names_of
 from pymc_sgmcmc.marginal.result import dims_of
 from pymc_sgmcmc.marginal.structure import LocalStructure, find_structure
-from pymc_sgmcmc.posterior.compiled import (
-    NUMPY_MODE,
-    compile_on_arrays,
-    quick_graphs,
-    without_blas_warning,
-)
 from pymc_sgmcmc.posterior.graphs import shape_of
 from pymc_sgmcmc.posterior.position import given_model
 from pymc_sgmcmc.record import settings_of, stored_local
+from pymc_sgmcmc.seeds import generator
 
 _log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
 

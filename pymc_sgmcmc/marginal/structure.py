@@ -23,6 +23,8 @@ from pytensor.graph.traversal import ancestors, graph_inputs
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.checks import quoted
+from pymc_sgmcmc.compiling.compiled import PYTHON_MODE, compile_quietly, without_blas_warning
+from pymc_sgmcmc.compiling.large_constants import large_constants_by_sample
 from pymc_sgmcmc.errors import ModelError, NotTogetherError
 from pymc_sgmcmc.marginal.codes import (
     Cells,
@@ -34,7 +36,6 @@ from pymc_sgmcmc.marginal.codes import (
     find_records,
     indexed_beside,
 )
-from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly, without_blas_warning
 from pymc_sgmcmc.posterior.graphs import (
     leaf_value,
     minibatch_nodes,
@@ -43,7 +44,6 @@ from pymc_sgmcmc.posterior.graphs import (
     simplify_for_gradients,
 )
 from pymc_sgmcmc.posterior.group_access import GroupsOfSource, column_of
-from pymc_sgmcmc.posterior.large_constants import large_constants_by_sample
 from pymc_sgmcmc.posterior.position import refuse_dimensions
 from pymc_sgmcmc.posterior.rows import Term
 from pymc_sgmcmc.posterior.terms import without_scaling

@@ -9,8 +9,8 @@ from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import toposort
 from pytensor.tensor.variable import TensorVariable
 
+from pymc_sgmcmc.compiling.compiled import inline_inner_graphs, quick_graphs
 from pymc_sgmcmc.posterior import Posterior
-from pymc_sgmcmc.posterior.compiled import inline_inner_graphs, quick_graphs
 from pymc_sgmcmc.posterior.several_positions import at_several_positions
 from pymc_sgmcmc.posterior.threads import SharedFunction, in_order
 

@@ -9,11 +9,11 @@ import numpy as np
 import pymc as pm
 from scipy import linalg
 
+from pymc_sgmcmc.compiling.compiled import PYTHON_MODE
 from pymc_sgmcmc.matrices import Dense
 from pymc_sgmcmc.polishing.density import FullDensity
 from pymc_sgmcmc.polishing.ensemble import Kernel, begin, transition
 from pymc_sgmcmc.posterior import Posterior
-from pymc_sgmcmc.posterior.compiled import PYTHON_MODE
 from pymc_sgmcmc.posterior.transforms import unconstrain
 from pymc_sgmcmc.tuning.mode_search import minimize
 from pymc_sgmcmc.tuning.subsample import Subsample

@@ -13,7 +13,7 @@ from scipy import linalg
 from threadpoolctl import threadpool_limits
 from xarray import DataTree
 
-from pymc_sgmcmc.checks import generator, quoted, whole_number
+from pymc_sgmcmc.checks import quoted, whole_number
 from pymc_sgmcmc.limits import available_cpus
 from pymc_sgmcmc.marginal import marginalize
 from pymc_sgmcmc.matrices import Dense, Matrix
@@ -32,6 +32,7 @@ from pymc_sgmcmc.record import (
     stored_rows,
 )
 from pymc_sgmcmc.sampling.trace import groups_of_positions
+from pymc_sgmcmc.seeds import generator
 from pymc_sgmcmc.trace_tools.affine_map import calibrate
 from pymc_sgmcmc.trace_tools.gradients import check_same_model, unconstrained_draws
 from pymc_sgmcmc.trace_tools.reader import (

@@ -28,15 +28,15 @@ from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.variable import TensorVariable
 
+from pymc_sgmcmc.compiling.compiled import PYTHON_MODE, compile_on_arrays, compile_quietly
+from pymc_sgmcmc.compiling.graph_notes import copy_without_notes
 from pymc_sgmcmc.errors import ModelError
-from pymc_sgmcmc.graph_notes import copy_without_notes
 from pymc_sgmcmc.posterior.bad_rows import (
     code_error,
     first_line,
     first_row_out_of_range,
     naming_advice,
 )
-from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_on_arrays, compile_quietly
 from pymc_sgmcmc.posterior.graphs import leaf_value
 from pymc_sgmcmc.posterior.parts import FEW_ROWS, Comparison, blocks_of, comparisons
 from pymc_sgmcmc.posterior.position import PositionLayout, untransformed

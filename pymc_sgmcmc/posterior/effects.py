@@ -70,14 +70,14 @@ from pytensor.tensor.variable import TensorVariable
 from scipy import linalg, sparse
 from scipy.sparse.linalg import splu
 
-from pymc_sgmcmc.matrices import Dense, Diagonal, Matrix
-from pymc_sgmcmc.posterior.check import DISTANCES, SEED
-from pymc_sgmcmc.posterior.compiled import (
+from pymc_sgmcmc.compiling.compiled import (
     NUMPY_MODE,
     PYTHON_MODE,
     compile_on_arrays,
     compile_quietly,
 )
+from pymc_sgmcmc.matrices import Dense, Diagonal, Matrix
+from pymc_sgmcmc.posterior.check import DISTANCES, SEED
 from pymc_sgmcmc.posterior.graphs import is_product, linear_inputs
 from pymc_sgmcmc.posterior.position import DENSE_DIMENSION, PositionLayout
 from pymc_sgmcmc.posterior.threads import SharedFunction

@@ -40,9 +40,9 @@ from pytensor.tensor.subtensor import (
 )
 from pytensor.tensor.type import TensorType
 
-from pymc_sgmcmc.graph_notes import forget_notes
-from pymc_sgmcmc.posterior.compiled import NUMPY_MODE, compile_quietly, evaluate
-from pymc_sgmcmc.posterior.negative_binomial import local_negative_binomial
+from pymc_sgmcmc.compiling.compiled import NUMPY_MODE, compile_quietly, evaluate
+from pymc_sgmcmc.compiling.graph_notes import forget_notes
+from pymc_sgmcmc.compiling.negative_binomial import local_negative_binomial
 
 
 @dataclass(frozen=True)

@@ -23,15 +23,15 @@ from pytensor.graph.op import HasInnerGraph
 from pytensor.graph.traversal import toposort
 from pytensor.tensor.random.op import RandomVariable
 
-from pymc_sgmcmc.posterior.bad_rows import parameters_error
-from pymc_sgmcmc.posterior.check import check_separation
-from pymc_sgmcmc.posterior.compiled import (
+from pymc_sgmcmc.compiling.compiled import (
     NUMPY_MODE,
     PYTHON_MODE,
     compile_on_arrays,
     compile_quietly,
     without_blas_warning,
 )
+from pymc_sgmcmc.posterior.bad_rows import parameters_error
+from pymc_sgmcmc.posterior.check import check_separation
 from pymc_sgmcmc.posterior.effects import EffectCoordinates, find_effects
 from pymc_sgmcmc.posterior.graphs import changed_variable
 from pymc_sgmcmc.posterior.group_access import (

@@ -18,9 +18,9 @@ from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.math import neg, softplus
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_sgmcmc.graph_notes import copy_without_notes
+from pymc_sgmcmc.compiling.compiled import PYTHON_MODE, compile_quietly
+from pymc_sgmcmc.compiling.graph_notes import copy_without_notes
 from pymc_sgmcmc.limits import free_memory
-from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly
 from pymc_sgmcmc.posterior.graphs import leaf_value
 from pymc_sgmcmc.posterior.threads import OfRows, SharedFunction
 

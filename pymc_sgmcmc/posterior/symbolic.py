@@ -18,7 +18,7 @@ from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.subtensor import AdvancedSubtensor
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_sgmcmc.posterior.compiled import inline_inner_graphs
+from pymc_sgmcmc.compiling.compiled import inline_inner_graphs
 from pymc_sgmcmc.posterior.effects import EffectCoordinates
 from pymc_sgmcmc.posterior.graphs import by_weights
 from pymc_sgmcmc.posterior.position import PositionLayout

@@ -13,9 +13,9 @@ from pytensor.graph.replace import clone_replace
 from pytensor.tensor import TensorVariable
 from pytensor.tensor.type import TensorType
 
+from pymc_sgmcmc.compiling.large_constants import large_constants_by_sample
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.posterior.graphs import minibatch_nodes, simplify_for_gradients, value_of
-from pymc_sgmcmc.posterior.large_constants import large_constants_by_sample
 from pymc_sgmcmc.posterior.parameter_checks import checks_as_values
 from pymc_sgmcmc.posterior.rows import RowLeaf, Term
 

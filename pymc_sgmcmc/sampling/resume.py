@@ -14,7 +14,6 @@ import numpy as np
 from pymc.model import Model
 from xarray import DataTree
 
-from pymc_sgmcmc.checks import generator
 from pymc_sgmcmc.errors import StoreError
 from pymc_sgmcmc.posterior.position import given_model
 from pymc_sgmcmc.record import RunSettings
@@ -29,6 +28,7 @@ from pymc_sgmcmc.sampling.identity import (
 from pymc_sgmcmc.sampling.store import ChainStore, check_path, has_begun, held, read_setup, readable
 from pymc_sgmcmc.sampling.trace import Recorder, joined, recorded_variables, whole_trace
 from pymc_sgmcmc.sampling.workers import Job
+from pymc_sgmcmc.seeds import generator
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.pymc_hook import log
 

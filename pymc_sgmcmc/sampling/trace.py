@@ -19,7 +19,7 @@ from pytensor.tensor.variable import TensorVariable
 from xarray import DataTree
 
 from pymc_sgmcmc.checks import names_among
-from pymc_sgmcmc.posterior.compiled import NUMPY_MODE, compile_on_arrays, quick_graphs
+from pymc_sgmcmc.compiling.compiled import NUMPY_MODE, compile_on_arrays, quick_graphs
 from pymc_sgmcmc.posterior.position import PositionLayout, refuse_dimensions
 from pymc_sgmcmc.pymc_private import choose_chains
 from pymc_sgmcmc.record import DIMENSION, POSITION

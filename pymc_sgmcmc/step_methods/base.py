@@ -30,12 +30,12 @@ from pymc_sgmcmc.adaptation.step_size import LangevinStepSize
 from pymc_sgmcmc.batching import Batching
 from pymc_sgmcmc.chain import Chain, ChainState, Draws, missing_value
 from pymc_sgmcmc.checks import FEW_NAMES, quoted
+from pymc_sgmcmc.compiling.compiled import quick_graphs
 from pymc_sgmcmc.dynamics import EULER, Law
 from pymc_sgmcmc.engine import TransitionBlock
 from pymc_sgmcmc.errors import ModelError, NonFinitePositionError
 from pymc_sgmcmc.guests import advice_on_groups, quadrature_of
 from pymc_sgmcmc.posterior import Posterior
-from pymc_sgmcmc.posterior.compiled import quick_graphs
 from pymc_sgmcmc.posterior.threads import threads_for_passes
 from pymc_sgmcmc.record import COMPUTED, GIVEN, RECORD, RunRecord, with_preconditioner
 from pymc_sgmcmc.schedules import StepSize, step_sizes

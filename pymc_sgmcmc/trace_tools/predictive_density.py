@@ -15,8 +15,8 @@ from pytensor.graph.traversal import ancestors
 from xarray import DataTree
 
 from pymc_sgmcmc.checks import names_among, quoted
+from pymc_sgmcmc.compiling.compiled import NUMPY_MODE, compile_on_arrays, quick_graphs
 from pymc_sgmcmc.errors import ModelError
-from pymc_sgmcmc.posterior.compiled import NUMPY_MODE, compile_on_arrays, quick_graphs
 from pymc_sgmcmc.posterior.graphs import minibatch_nodes
 from pymc_sgmcmc.posterior.position import given_model
 from pymc_sgmcmc.posterior.terms import model_terms

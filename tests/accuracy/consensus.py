@@ -22,7 +22,7 @@ import pymc as pm
 from scipy import special
 
 from pymc_sgmcmc import consensus, sample
-from pymc_sgmcmc.sampling.consensus import AVERAGE, GAUSSIAN, NUTS, SEMIPARAMETRIC
+from pymc_sgmcmc.machines.consensus import AVERAGE, GAUSSIAN, NUTS, SEMIPARAMETRIC
 
 EVENTS_A_SHARD = (5, 20, 80, 320)
 """The events that are expected in a shard."""

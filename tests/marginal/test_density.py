@@ -14,6 +14,7 @@ from pytensor.scalar.math import Sigmoid, Softplus
 from pytensor.scan.op import Scan
 from pytensor.tensor.elemwise import Elemwise
 
+from pymc_sgmcmc.compiling.compiled import PYTHON_MODE, compile_quietly
 from pymc_sgmcmc.marginal import marginalize
 from pymc_sgmcmc.marginal.check import checked_density, random_point
 from pymc_sgmcmc.marginal.exact import exact
@@ -21,7 +22,6 @@ from pymc_sgmcmc.marginal.newton import find_mode
 from pymc_sgmcmc.marginal.quadrature import laplace, quadrature
 from pymc_sgmcmc.marginal.structure import find_structure
 from pymc_sgmcmc.posterior import Posterior
-from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly
 from tests.marginal.models import (
     ALL,
     N_GROUPS,

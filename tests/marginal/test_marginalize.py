@@ -12,9 +12,9 @@ from pytensor.graph.replace import vectorize_graph
 from scipy import special, stats
 
 from pymc_sgmcmc import ModelError
+from pymc_sgmcmc.compiling.compiled import NUMPY_MODE, PYTHON_MODE, compile_quietly
 from pymc_sgmcmc.marginal import marginalize
 from pymc_sgmcmc.marginal.accuracy import quadrature_of
-from pymc_sgmcmc.posterior.compiled import NUMPY_MODE, PYTHON_MODE, compile_quietly
 
 pytestmark = pytest.mark.usefixtures("without_compiler")
 

@@ -8,9 +8,9 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
+from pymc_sgmcmc.compiling.compiled import PYTHON_MODE
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.posterior import Posterior
-from pymc_sgmcmc.posterior.compiled import PYTHON_MODE
 from pymc_sgmcmc.posterior.position import layout_from_model
 from tests.support.row_models import Y
 

@@ -17,10 +17,10 @@ from pymc.logprob.utils import CheckParameterValue
 from pytensor.graph.basic import Constant, equal_computations
 from pytensor.graph.traversal import ancestors
 
+from pymc_sgmcmc.compiling.compiled import PYTHON_MODE
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior import posterior as posterior_module
-from pymc_sgmcmc.posterior.compiled import PYTHON_MODE
 from tests.support.row_models import CASES, GROUP, N_ROWS, Case, X, Y
 from tests.support.row_reference import Reference, agrees, close
 

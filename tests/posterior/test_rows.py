@@ -15,9 +15,9 @@ from pytensor.sparse import structured_dot
 from scipy import sparse
 
 from pymc_sgmcmc import marginalize
+from pymc_sgmcmc.compiling.large_constants import FEWEST_NUMBERS
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.posterior import Posterior
-from pymc_sgmcmc.posterior.large_constants import FEWEST_NUMBERS
 from pymc_sgmcmc.posterior.separation import separate_rows
 from tests.support.row_models import CASES, GROUP, N_ROWS, X, Y
 from tests.support.row_reference import agrees, close

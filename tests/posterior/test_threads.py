@@ -14,9 +14,9 @@ from pytensor.compile.ops import wrap_py
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from pymc_sgmcmc import SGLDCV, Posterior
+from pymc_sgmcmc.compiling.compiled import PYTHON_MODE, compile_quietly
 from pymc_sgmcmc.posterior import posterior as posterior_module
 from pymc_sgmcmc.posterior import threads as threads_module
-from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly
 from pymc_sgmcmc.posterior.threads import (
     FEWEST_PIECES,
     SharedFunction,

@@ -22,7 +22,7 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
         "logistic, unequal groups",
         "two outcomes",
     ),
-    "marginal/test_fit.py::test_the_gradient_is_that_of_the_value": (
+    "maximum_likelihood/test_fit.py::test_the_gradient_is_that_of_the_value": (
         "logistic_intercepts-1",
         "logistic_intercepts-3",
         "gamma_frailty-3",
@@ -70,8 +70,8 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
     "step_methods/test_psgld.py::test_computed_step_size_inflates_variances_by_five_percent": (
         "plain",
     ),
-    "step_methods/test_recipe.py::test_noise_that_is_subtracted": ("sghmc-True",),
-    "step_methods/test_recipe.py::test_sgld": ("dense",),
+    "papers/test_recipe.py::test_noise_that_is_subtracted": ("sghmc-True",),
+    "papers/test_recipe.py::test_sgld": ("dense",),
     "step_methods/test_repeat.py::test_every_setting_but_the_step_size": (
         "control variates",
         "rows in each transition",
@@ -108,18 +108,18 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
     "step_methods/test_sgnht.py::test_frozen_thermostat_with_minibatches_is_baoab": (
         "dense-diagonal",
     ),
-    "step_methods/test_sgrld.py::test_small_steps_leave_the_posterior_invariant": ("1",),
-    "step_methods/test_sgrld.py::test_without_gamma_they_do_not": ("1",),
+    "papers/test_sgrld.py::test_small_steps_leave_the_posterior_invariant": ("1",),
+    "papers/test_sgrld.py::test_without_gamma_they_do_not": ("1",),
     "step_methods/test_step_contract.py::test_backends_give_the_same_draws": (
         "FAST_COMPILE-shuffle",
     ),
     "test_main.py::test_failed_write_is_one_line_and_the_rest_is_kept": ("disk",),
-    "test_numba_loop.py::test_a_table_of_gradients": ("sampler0-shuffle",),
-    "test_numba_loop.py::test_every_model": (
+    "compiling/test_numba_loop.py::test_a_table_of_gradients": ("sampler0-shuffle",),
+    "compiling/test_numba_loop.py::test_every_model": (
         "two_observed",
         "byte_outcome",
     ),
-    "test_numba_loop.py::test_every_sampler": (
+    "compiling/test_numba_loop.py::test_every_sampler": (
         "SGHMC-shuffle",
         "OSGFS-replace",
     ),
@@ -170,7 +170,7 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
         "PSGLD",
         "SGHMC",
     ),
-    "test_numba_products.py::test_products_of_all_layouts": ("float64",),
+    "compiling/test_numba_products.py::test_products_of_all_layouts": ("float64",),
     "trace_tools/test_moments.py::test_many_coordinates_have_products_of_all_transitions": ("120",),
     "trace_tools/test_zero_variance.py::test_gain_is_that_predicted": ("0.2-0.5",),
     "tuning/test_row_noise.py::test_law_with_kept_rows": ("SGLDCV-JAX",),
@@ -178,13 +178,13 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
         "groups",
         "modes",
     ),
-    "test_numba_loop.py::test_full_gradients": ("MALA",),
-    "test_numba_loop.py::test_single_precision_and_preconditioners": ("curvature",),
+    "compiling/test_numba_loop.py::test_full_gradients": ("MALA",),
+    "compiling/test_numba_loop.py::test_single_precision_and_preconditioners": ("curvature",),
     "step_methods/test_samplers.py::test_law_with_an_exact_gradient": ("SGLD-5",),
     "step_methods/test_samplers.py::test_single_precision": ("SGHMC",),
     "test_gathering.py::test_draws_are_those_of_rows_in_memory": ("SGLDCV",),
     "step_methods/test_hamcmc.py::test_draws_do_not_depend_on_the_length_of_runs": ("4",),
-    "marginal/test_fit.py::test_a_standard_deviation_of_zero_is_said": (
+    "maximum_likelihood/test_fit.py::test_a_standard_deviation_of_zero_is_said": (
         "False-True",
         "True-False",
     ),
@@ -207,22 +207,22 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
     ),
     "step_methods/test_sgnht.py::"
     "test_frozen_thermostat_with_exact_gradient_leaves_the_posterior_invariant": ("5-scalar",),
-    "step_methods/test_recipe.py::test_without_gamma_they_do_not": ("thermostat",),
+    "papers/test_recipe.py::test_without_gamma_they_do_not": ("thermostat",),
     "gradient_estimators/test_svrg.py::"
     "test_an_estimator_of_the_user_gives_the_same_draws_as_its_name": ("svrg",),
     "tuning/test_center_warnings.py::test_predicted_error_of_a_mean": (
         "20-1000",
         "150-600",
     ),
-    "marginal/test_fit.py::test_a_search_on_a_sample_ends_at_the_maximum_of_all_groups": (
+    "maximum_likelihood/test_fit.py::test_a_search_on_a_sample_ends_at_the_maximum_of_all_groups": (
         "linear",
     ),
-    "test_numba_loop.py::test_sums_over_one_axis": (
+    "compiling/test_numba_loop.py::test_sums_over_one_axis": (
         "1-bool",
         "3-float32",
     ),
-    "step_methods/test_recipe.py::test_sghmc_law": ("cv",),
-    "step_methods/test_recipe.py::test_default_step_size": ("thermostat",),
+    "papers/test_recipe.py::test_sghmc_law": ("cv",),
+    "papers/test_recipe.py::test_default_step_size": ("thermostat",),
     "step_methods/test_sgnht.py::test_variance_of_a_standard_normal_in_fifty_dimensions": (
         "scalar",
     ),
@@ -233,7 +233,7 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
     ),
     "trace_tools/test_calibration.py::test_stated_errors_are_those_made": ("0.02",),
     "trace_tools/test_stated.py::test_shift_of_the_mean": ("1.0",),
-    "marginal/test_fit.py::test_a_level_that_is_rare_in_the_sample": ("1",),
+    "maximum_likelihood/test_fit.py::test_a_level_that_is_rare_in_the_sample": ("1",),
     "posterior/test_posterior.py::test_both_ways_are_the_same": (
         "logistic",
         "categorical",
@@ -291,7 +291,7 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
         "-21-399-large data-settings0",
         "-1-5-large data-settings1",
     ),
-    "sampling/test_consensus.py::test_log_densities_of_shards_add_up_to_that_of_the_model": (
+    "machines/test_consensus.py::test_log_densities_of_shards_add_up_to_that_of_the_model": (
         "simplex_model-None",
         "two_tables_model-large",
     ),
@@ -346,7 +346,7 @@ FAST = (
     "test_limits.py",
     "test_low_rank.py",
     "test_matrices.py",
-    "test_noise.py",
+    "compiling/test_noise.py",
     "test_references.py",
     "test_release.py",
     "test_spelling.py",

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import pymc as pm
 
+from pymc_sgmcmc.compiling.compiled import PYTHON_MODE
 from pymc_sgmcmc.posterior import Posterior
-from pymc_sgmcmc.posterior.compiled import PYTHON_MODE
 from tests.support.row_models import N_ROWS
 
 
