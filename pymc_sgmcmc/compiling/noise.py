@@ -18,7 +18,7 @@ def fill(generator, out):
             out[i, j] = generator.standard_normal()
 """
 
-CACHE_KEY = "pymc_sgmcmc_standard_normal_2"
+CACHE_KEY = f"{__name__}_standard_normal_2".replace(".", "_")
 """This is the key in the compile cache. It changes with the source."""
 
 

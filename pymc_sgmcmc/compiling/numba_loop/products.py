@@ -176,7 +176,7 @@ def _register() -> None:
     @register_funcify_and_cache_key(NumpyDot)
     def numba_funcify_numpy_dot(op, node, **kwargs):
         is_column = node.inputs[1].type.shape[1] == 1
-        key = f"pymc_sgmcmc.NumpyDot, column: {is_column}, version 2"
+        key = f"{__name__}.NumpyDot, column: {is_column}, version 2"
         return by_column if is_column else by_matrix, sha256(key.encode()).hexdigest()
 
     NumpyDot.numba = numba_funcify_numpy_dot

@@ -954,10 +954,14 @@ class Source:
 
     @property
     def key(self) -> str | None:
-        """Key of the function in the compile cache, None where a part of it cannot be cached."""
+        """Key of the function in the compile cache, None where a part of it cannot be cached.
+
+        Numba imports this package's modules by their names where it reads from the cache, so that
+        these are in all keys.
+        """
         if any(key is None for key in self._keys):
             return None
-        return sha256(f"{VERSION} {self.source} {self._keys}".encode()).hexdigest()
+        return sha256(f"{__name__} {VERSION} {self.source} {self._keys}".encode()).hexdigest()
 
 
 def storage(outputs: Sequence[Variable]) -> set[Variable]:

@@ -50,5 +50,5 @@ def register_trigamma() -> None:
 
     @register_funcify_and_cache_key(TriGamma)
     def numba_funcify_trigamma(op, node, **kwargs):
-        key = sha256(b"pymc_sgmcmc.trigamma, version 1").hexdigest()
+        key = sha256(f"{__name__}, version 1".encode()).hexdigest()
         return numba_njit(trigamma), key
