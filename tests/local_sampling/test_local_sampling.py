@@ -22,10 +22,10 @@ from pymc_sgmcmc import (
     recover,
 )
 from pymc_sgmcmc.errors import ModelError
+from pymc_sgmcmc.local_sampling import set_up as local_variables
 from pymc_sgmcmc.local_sampling.complete import CompleteData
 from pymc_sgmcmc.local_sampling.local_transitions import LangevinTransitions
 from pymc_sgmcmc.local_sampling.set_up import langevin_setup
-from pymc_sgmcmc.tuning import local_variables
 from tests.support.topics import Topics
 
 NUMBA = {"mode": "NUMBA"}

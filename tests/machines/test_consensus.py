@@ -14,11 +14,11 @@ from arviz_stats.base import array_stats
 from scipy import special, stats
 
 from pymc_sgmcmc import SGLDCV, ModelError, consensus, marginalize
+from pymc_sgmcmc.machines import combine
 from pymc_sgmcmc.machines.consensus import _add_mean_error, _shards_group, _warn_of_kernels
 from pymc_sgmcmc.machines.dealt_rows import posterior_to_deal_out
 from pymc_sgmcmc.machines.shards import POSITION, ShardDensity, deal_out
 from pymc_sgmcmc.posterior import Posterior
-from pymc_sgmcmc.sampling import combine
 from tests.support.models import logistic_model, two_variable_model
 from tests.support.sources import CountedRows
 

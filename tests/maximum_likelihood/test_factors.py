@@ -12,10 +12,10 @@ from scipy import special, stats
 
 from pymc_sgmcmc import datasets
 from pymc_sgmcmc.errors import BoundaryWarning, ModelError
-from pymc_sgmcmc.marginal import factors as factors_module
-from pymc_sgmcmc.marginal import fit_marginal
+from pymc_sgmcmc.maximum_likelihood import factors as factors_module
+from pymc_sgmcmc.maximum_likelihood import fit_marginal
 from pymc_sgmcmc.maximum_likelihood.factors import Factors
-from tests.marginal.test_fit import assert_gradient
+from tests.maximum_likelihood.test_fit import assert_gradient
 
 pytestmark = pytest.mark.usefixtures("without_compiler")
 

@@ -13,8 +13,7 @@ from scipy.optimize import approx_fprime
 from pymc_sgmcmc import datasets
 from pymc_sgmcmc.compiling.compiled import PYTHON_MODE
 from pymc_sgmcmc.errors import BoundaryWarning, ConvergenceError, ModelError
-from pymc_sgmcmc.marginal import fit as fitting
-from pymc_sgmcmc.marginal import fit_marginal, likelihood, marginalize
+from pymc_sgmcmc.marginal import likelihood, marginalize
 from pymc_sgmcmc.marginal.check import checked_density
 from pymc_sgmcmc.marginal.exact import exact
 from pymc_sgmcmc.marginal.likelihood import (
@@ -25,6 +24,8 @@ from pymc_sgmcmc.marginal.likelihood import (
 )
 from pymc_sgmcmc.marginal.quadrature import laplace, quadrature
 from pymc_sgmcmc.marginal.structure import find_structure
+from pymc_sgmcmc.maximum_likelihood import fit as fitting
+from pymc_sgmcmc.maximum_likelihood import fit_marginal
 from tests.marginal import models
 
 N_GROUPS = 30

@@ -12,12 +12,12 @@ from scipy import optimize, stats
 
 from pymc_sgmcmc import datasets
 from pymc_sgmcmc.errors import BoundaryWarning, ConvergenceError, ModelError
-from pymc_sgmcmc.marginal import fit_marginal, mcem
 from pymc_sgmcmc.marginal.exact import exact
 from pymc_sgmcmc.marginal.likelihood import Likelihood
+from pymc_sgmcmc.maximum_likelihood import fit_marginal, mcem
 from pymc_sgmcmc.maximum_likelihood.maximum import information_at, maximize
 from pymc_sgmcmc.maximum_likelihood.mcem import GroupChains, MonteCarloEM
-from tests.marginal.test_fit import (
+from tests.maximum_likelihood.test_fit import (
     N_GROUPS,
     groups_of,
     linear_model,
