@@ -223,6 +223,15 @@ def test_gradients_that_are_unbounded_at_zero(prior):
             SGLD(**PLAIN)
 
 
+def test_one_row_whose_gradient_is_unbounded_at_zero():
+    """Counts of zero have a bounded one."""
+    with pm.Model():
+        rate = pm.Exponential("rate", 5.0, default_transform=None, initval=0.001)
+        pm.Poisson("y", rate, observed=np.eye(1, 3000, 900, dtype=int)[0])
+        with pytest.raises(ModelError, match="unbounded where `rate` is zero"):
+            SGLD()
+
+
 def test_other_variables_are_not_mirrored():
     with pm.Model():
         scale = pm.HalfNormal("scale", 1, shape=2, default_transform=None)
