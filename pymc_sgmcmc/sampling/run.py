@@ -186,8 +186,8 @@ def sample(
     those of fewer or larger groups where the set-up of the joint model gives a `CenterWarning`, as
     with centred effects whose scale the rows leave open, and that of groups gives none. Effects of
     several factors with as many levels stay in the model. The log says so. ``sample_stats`` and the
-    warm-up draws are those of the other variables. With ``marginalize=None``, or a step method that was
-    made before, the draws are those of the joint model. Records may be rows of a source, with a
+    warm-up draws are those of the other variables. With ``marginalize=None``, or a step method that
+    was made before, the draws are those of the joint model. Records may be rows of a source, with a
     function such as ``functools.partial(SGLDCV, rows=rows)``.
 
     **Accuracy.** With `accuracy` the run takes the longest steps whose error can be corrected,
