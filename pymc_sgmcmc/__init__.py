@@ -8,6 +8,7 @@ Write a PyMC model, pass one of the step methods to `pymc.sample`, and get an Ar
 """
 
 import importlib
+import pkgutil
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -35,8 +36,13 @@ GUESTS = {
 """Rooms that the others do not import, with their public names. They are imported by themselves."""
 
 
+ROOMS = {room.name for room in pkgutil.iter_modules(__path__)} - {"__main__"}  # noqa: F405
+
+
 def __getattr__(name: str) -> Any:
     """Import all public names with the first of them: ``python -m pymc_sgmcmc`` may need none."""
+    if name in ROOMS:  # "from pymc_sgmcmc import tuning" asks here first: the room alone, no circle
+        return importlib.import_module(f"{__name__}.{name}")
     room = next((room for room, names in GUESTS.items() if name in names), None)
     if not name.startswith("__") or name == "__all__":
         importlib.import_module("pymc_sgmcmc.pymc_private")  # first: it refuses an older PyMC

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -176,3 +179,23 @@ def test_guests_are_imported_by_themselves():
         )
         outside = [name for name in MODULES if name.split(".")[0] not in {room, "__init__"}]
         assert not [name for name in outside for one in ARROWS[name] if one.split(".")[0] == room]
+
+
+FIRST = """
+import os, pymc, arviz, scipy.optimize, numba
+for module in {modules}:
+    if (child := os.fork()) == 0:
+        __import__(module)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, module
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_every_room_may_be_imported_first():
+    """As workers of other processes do, who import what a pickled object names."""
+    rooms = sorted({name.split(".")[0] for name in MODULES} - {"__init__", "__main__"})
+    modules = [f"pymc_sgmcmc.{room}" for room in (*rooms, "step_methods.base")]
+    command = [sys.executable, "-W", "ignore", "-c", FIRST.format(modules=modules)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
