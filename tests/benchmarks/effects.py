@@ -25,9 +25,11 @@ from common.runner import Result, Table, Verdict, attempt, cold_and_warm, run, s
 
 SHAPES = (
     "ratings", "matches", "nested", "claims", "slopes", "unequal", "predictors", "polls", "spreads",
-    "inst_eval",
+    "inst_eval", "players", "frailties", "shops", "items", "media",
 )  # fmt: skip
 """Functions of `common.hierarchical`."""
+BY_SAMPLE = SHAPES[-5:]
+"""Models of one form and size for `sample`, which chooses what to integrate out."""
 FORMS = ("centred", "not centred")
 SIZES = {"small": 1, "large": 8}
 """Rows and levels in units of the small model."""
@@ -42,7 +44,8 @@ OPTIONS = {
     "forms": (FORMS, FORMS),
     "sizes": (tuple(SIZES), tuple(SIZES)),
     "peers": (("nutpie",), ("nutpie",)),
-    "draws": (500, "draws of each of two chains"),
+    "draws": (1500, "draws of each of two chains of this package"),
+    "peer_draws": (500, "those of a peer"),
     "slope": ((10**4, 10**5, 10**6), "rows of crossed ratings for the table of slopes"),
     "seconds": (600.0, "a peer is stopped after so many"),
     "longest": (3600.0, "this package is, and the run of NUTS that small models are compared with"),
@@ -146,6 +149,19 @@ def run_ours(
     }
 
 
+def run_sample(shape: str, draws: int, reference: dict[str, Any] | None = None) -> Result:
+    """`sample`, all that a user waits for."""
+    from pymc_sgmcmc import sample
+
+    model, truth = make(shape, 1, "")
+    before = time.process_time()
+    idata = sample(
+        draws, tune=200, chains=2, cores=1, random_seed=1, progressbar=False, model=model
+    )
+    seconds = time.process_time() - before
+    return {"seconds": seconds, **summary(idata.posterior.to_dataset(), truth, reference, seconds)}
+
+
 def nuts(model: Any, draws: int, seeds: tuple[int, ...]) -> tuple[Any, float, float]:
     """Chains of nutpie, seconds of compilation and warm-up, and those of the draws."""
     import nutpie
@@ -189,16 +205,36 @@ def measured(settings: Any, table: str, **model: Any) -> Iterator[Result]:
         yield {**about, "method": "SGLDCV", "set_up": "no result"}
     for peer in settings.peers:
         given |= {"python": python_of(peer), "limit": settings.seconds}
+        given["draws"] = settings.peer_draws
         found = attempt(run_nutpie, **given) or {"set_up": f"no result in {settings.seconds:g} s"}
         yield {**about, "method": peer, **found}
+
+
+def by_sample(settings: Any, shape: str) -> Iterator[Result]:
+    """A model for `sample`, and nutpie with as many draws."""
+    about, given = {"table": "sample", "shape": shape}, {"draws": settings.draws}
+    if settings.peers:
+        say(f"NUTS of {shape}")
+        options = {"python": python_of("nutpie"), "limit": settings.longest}
+        given["reference"] = attempt(run_reference, shape=shape, size=1, **REFERENCE, **options)
+    cold, warm = cold_and_warm(run_sample, shape=shape, limit=settings.longest, **given)
+    yield {**about, "method": "sample", **warm, "cold": cold["seconds"]}
+    for peer in settings.peers:
+        options = {"python": python_of(peer), "limit": settings.seconds, "size": 1, "form": ""}
+        given["draws"] = settings.peer_draws
+        if (found := attempt(run_nutpie, shape=shape, **given, **options)) is not None:
+            found["seconds"] = found["set_up"] + found["sampling"]
+            yield {**about, "method": peer, **found}
 
 
 def results(settings: Any) -> Iterator[Result]:
     """All models, then the table of slopes."""
     from common.hierarchical import INST_EVAL, RATED_ROWS
 
+    for shape in (each for each in BY_SAMPLE if each in settings.shapes):
+        yield from by_sample(settings, shape)
     for name in settings.sizes:
-        for shape in settings.shapes:
+        for shape in (each for each in settings.shapes if each not in BY_SAMPLE):
             if shape == REAL and (name != settings.sizes[0] or not INST_EVAL().exists()):
                 continue
             size, reference = SIZES[name], None
@@ -213,7 +249,8 @@ def results(settings: Any) -> Iterator[Result]:
                     yield {**result, "size": "" if shape == REAL else name}
     for rows in settings.slope:
         size = rows / RATED_ROWS
-        yield from measured(settings, "slope", shape="ratings", size=size, form="centred")
+        for result in measured(settings, "slope", shape="ratings", size=size, form="centred"):
+            yield {**result, "size": f"{rows}"}
 
 
 def shown(result: Result, table: str) -> bool:
@@ -246,14 +283,17 @@ ERRORS = {
 
 
 def tables(found: list[Result]) -> list[Table]:
-    """That of the models, that of crossed ratings, and the slopes of the latter."""
+    """Models, crossed ratings by rows, the slopes of the latter, and models for `sample`."""
     title = "Effects of several factors, processor seconds of one core"
     models = Table(title, MODEL | FIGURES | ERRORS, lambda r: shown(r, "models"))
     columns = MODEL | FIGURES | {"memory, MB": "memory"}
     ratings = Table("Crossed ratings, by rows", columns, lambda r: shown(r, "slope"))
+    columns = {"model": "shape", "method": "method", "cold": "cold", "warm": "seconds"}
+    title = "Models for `sample`, processor seconds in all, compilation included"
+    others = Table(title, columns | FIGURES | ERRORS, lambda r: shown(r, "sample"))
     done = [r for r in found if shown(r, "slope") and "rows" in r]
     if len(done) < 2:
-        return [models, ratings]
+        return [models, ratings, others]
     figures = {
         "set-up": lambda r: r["set_up"],
         "seconds an effective draw of the worst scale": lambda r: 1 / r["ess_scale"],
@@ -269,7 +309,7 @@ def tables(found: list[Result]) -> list[Table]:
         {name: (lambda _, value=value: value) for name, value in slopes.items()},
         lambda r: r is first,
     )
-    return [models, ratings, slope_table]
+    return [models, ratings, slope_table, others]
 
 
 def verdicts(found: list[Result]) -> Iterator[Verdict]:
@@ -281,4 +321,5 @@ def verdicts(found: list[Result]) -> Iterator[Verdict]:
 
 
 if __name__ == "__main__":
-    sys.exit(run(__doc__, results, tables, OPTIONS, verdicts))
+    merged = ("table", "shape", "size", "form", "method")
+    sys.exit(run(__doc__, results, tables, OPTIONS, verdicts, merged=merged))

@@ -207,6 +207,79 @@ def inst_eval(rng: Any, size: float, form: str) -> tuple[pm.Model, dict[str, Any
     return model, dict.fromkeys((*names, *factors.values()))
 
 
+def players(rng: Any, size: float, form: str) -> tuple[pm.Model, dict[str, Any]]:
+    """Hits of players, beta-binomial."""
+    at_bats = rng.integers(20, 300, size=1000 * size)
+    share = rng.beta(15, 45, size=len(at_bats))
+    with pm.Model() as model:
+        mean, kappa = pm.Uniform("mean"), pm.Exponential("of_kappa", 0.02)
+        theta = pm.Beta("theta", mean * kappa, (1 - mean) * kappa, shape=len(at_bats))
+        pm.Binomial("y", at_bats, theta, observed=rng.binomial(at_bats, share))
+    return model, {"mean": 0.25, "of_kappa": 60, "theta": share}
+
+
+def frailties(rng: Any, size: float, form: str) -> tuple[pm.Model, dict[str, Any]]:
+    """Weibull times with a gamma frailty of each family."""
+    families = 300 * size
+    family = np.repeat(np.arange(families), 8)
+    frailty, x = rng.gamma(2, 0.5, size=families), rng.normal(size=len(family))
+    rate = frailty[family] * np.exp(0.5 * x - 1)
+    times = rng.weibull(1.5, size=len(family)) / rate ** (1 / 1.5)
+    with pm.Model() as model:
+        mean, slope = pm.Normal("mean", 0, 2), pm.Normal("slope")
+        shape, alpha = pm.HalfNormal("of_times", 2), pm.HalfNormal("of_frailties", 3)
+        w = pm.Gamma("w", alpha, alpha, shape=families)
+        beta = (w[family] * pm.math.exp(mean + slope * x)) ** (-1 / shape)
+        pm.Weibull("t", shape, beta, observed=times)
+    truth = {"mean": -1, "slope": 0.5, "of_times": 1.5, "of_frailties": 2}
+    return model, {**truth, "w": frailty}
+
+
+def shops(rng: Any, size: float, form: str) -> tuple[pm.Model, dict[str, Any]]:
+    """Counts of shops, gamma-Poisson."""
+    shop = np.repeat(np.arange(1000 * size), 5)
+    rate = rng.gamma(3, 0.5, size=1000 * size)
+    with pm.Model() as model:
+        shape, mean = pm.HalfNormal("of_rates", 5), pm.HalfNormal("mean", 5)
+        rates = pm.Gamma("rates", shape, shape / mean, shape=len(rate))
+        pm.Poisson("y", rates[shop], observed=rng.poisson(rate[shop]))
+    return model, {"of_rates": 3, "mean": 1.5, "rates": rate}
+
+
+def items(rng: Any, size: float, form: str) -> tuple[pm.Model, dict[str, Any]]:
+    """Answers of persons to items, with two parameters an item."""
+    persons = 1000 * size
+    person, item = np.repeat(np.arange(persons), 30), np.tile(np.arange(30), persons)
+    ability, difficulty = rng.normal(size=persons), rng.normal(size=30)
+    slope = np.exp(0.3 * rng.normal(size=30))
+    y = bernoulli(rng, slope[item] * (ability[person] - difficulty[item]))
+    with pm.Model() as model:
+        t, a = pm.Normal("t", shape=persons), pm.LogNormal("a", 0, 0.5, shape=30)
+        mean = pm.Normal("mean")
+        b = pm.Normal("b", mean, pm.HalfNormal("of_items", 1), shape=30)
+        pm.Bernoulli("y", logit_p=a[item] * (t[person] - b[item]), observed=y)
+    return model, {"mean": 0, "of_items": 1, "t": ability, "a": slope, "b": difficulty}
+
+
+def media(rng: Any, size: float, form: str) -> tuple[pm.Model, dict[str, Any]]:
+    """Sales of regions by weeks, with a saturating effect of advertising."""
+    regions = 60 * size
+    region = np.repeat(np.arange(regions), 156)
+    x = rng.gamma(2, 0.5, size=len(region))
+    a = 0.5 + 0.2 * rng.normal(size=regions)
+    b = np.exp(-0.8 + 0.25 * rng.normal(size=regions))
+    y = a[region] + b[region] * x / (x + 1.4) + 0.3 * rng.normal(size=len(region))
+    with pm.Model() as model:
+        mean, effect = pm.Normal("mean"), pm.Normal("effect")
+        half = pm.HalfNormal("half", 2)
+        u = pm.Normal("u", mean, pm.HalfNormal("of_means", 0.5), shape=regions)
+        v = pm.LogNormal("v", effect, pm.HalfNormal("of_effects", 0.5), shape=regions)
+        predictor = u[region] + v[region] * x / (x + half)
+        pm.Normal("y", predictor, pm.HalfNormal("sigma", 1), observed=y)
+    truth = {"mean": 0.5, "effect": -0.8, "half": 1.4, "of_means": 0.2, "of_effects": 0.25}
+    return model, {**truth, "sigma": 0.3, "u": a, "v": b}
+
+
 def INST_EVAL() -> Path:  # noqa: N802
     """The file of InstEval in the folder of data sets; it need not exist."""
     return Path(os.environ.get("PYMC_SGMCMC_DATA", "")) / "InstEval.csv.gz"
@@ -217,6 +290,7 @@ SHAPES: dict[str, Shape] = {
     shape.__name__: shape
     for shape in (
         ratings, matches, nested, claims, slopes, unequal, predictors, polls, spreads, inst_eval,
+        players, frailties, shops, items, media,
     )
 }  # fmt: skip
 
