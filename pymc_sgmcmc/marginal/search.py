@@ -6,6 +6,9 @@ from collections.abc import Iterator, Sequence
 from math import prod
 
 from pymc.model import Model
+from pytensor.graph.traversal import toposort
+from pytensor.scalar.basic import Mul, TrueDiv
+from pytensor.tensor.subtensor import AdvancedSubtensor
 
 from pymc_sgmcmc.checks import quoted
 from pymc_sgmcmc.errors import ModelError, NotTogetherError
@@ -13,7 +16,8 @@ from pymc_sgmcmc.marginal.check import checked_density
 from pymc_sgmcmc.marginal.exact import is_quadratic
 from pymc_sgmcmc.marginal.quadrature import MOST_QUADRATURE_SIZE, call_of
 from pymc_sgmcmc.marginal.structure import LocalStructure, find_structure
-from pymc_sgmcmc.posterior.graphs import shape_of
+from pymc_sgmcmc.posterior.effects import normal_prior
+from pymc_sgmcmc.posterior.graphs import is_product, shape_of
 
 FEWEST_IN_NEED = 2
 """Where the joint posterior is far from Gaussian, variables of so few groups are integrated out."""
@@ -41,9 +45,12 @@ def local_structures(
     for the same groups all together come before each by itself. None has fewer groups than given.
     """
     structures, worthwhile = _sorted_structures(model, fewest)
-    # Effects of another factor stay in the model, where both have coordinates of their own.
-    if sum(not any(_is_part(each, other) for other in structures) for each in structures) > 1:
-        worthwhile = []
+    if worthwhile:
+        # Effects of another factor stay in the model, where both have coordinates of their own.
+        every = list(_structures(model, FEWEST_IN_NEED))
+        whole = [each for each in every if not any(_is_part(each, other) for other in every)]
+        if sum(_is_factor(model, each) for each in whole) > 1:
+            worthwhile = [each for each in worthwhile if not _is_normal(model, each)]
     return worthwhile, [each for each in structures if each not in worthwhile]
 
 
@@ -128,6 +135,50 @@ def _structures(model: Model, fewest: int) -> Iterator[LocalStructure]:
 def _is_part(structure: LocalStructure, other: LocalStructure) -> bool:
     """Whether another structure has the same variables and more."""
     return set(structure.names) < set(other.names)
+
+
+def _is_normal(model: Model, structure: LocalStructure) -> bool:
+    """Whether the variables have the priors of effects with coordinates of their own."""
+    variables = [model[name] for name in structure.names]
+    pairs = [(each, model.rvs_to_values[each]) for each in variables]
+    return all(normal_prior(*pair, model)[1] is not None for pair in pairs)
+
+
+def _is_factor(model: Model, structure: LocalStructure) -> bool:
+    """Whether these are effects of a factor: of many levels, or with an unknown scale.
+
+    Coefficients of a few levels, such as those of treatments, have a known one.
+    """
+    if not _is_normal(model, structure):
+        return False
+    return structure.n_groups >= FEWEST_GROUPS or _has_unknown_scale(model, structure)
+
+
+def _has_unknown_scale(model: Model, structure: LocalStructure) -> bool:
+    """Whether others are in the priors of the variables, or multiply them before a row does."""
+    chosen = {model[name] for name in structure.names}
+    free = frozenset(model.free_RVs)
+    roots = {each: frozenset([each]) for each in free}
+    entries = set(chosen)  # functions of the variables that rows have not selected from
+    for node in toposort([*model.observed_RVs, *model.potentials]):
+        of_inputs = [roots.get(each, frozenset()) for each in node.inputs]
+        others = [each for each, of in zip(node.inputs, of_inputs, strict=True) if of - chosen]
+        if others and not chosen.isdisjoint(node.outputs):
+            return True
+        mine = [each for each, of in zip(node.inputs, of_inputs, strict=True) if of & chosen]
+        scalar_op = getattr(node.op, "scalar_op", None)
+        multiplies = isinstance(scalar_op, Mul | TrueDiv) or is_product(node)
+        if (
+            mine
+            and multiplies
+            and any(not entries.isdisjoint(mine) or all(each.type.broadcastable) for each in others)
+        ):
+            return True
+        if not isinstance(node.op, AdvancedSubtensor) and not entries.isdisjoint(node.inputs):
+            entries.update(node.outputs)
+        of_outputs = frozenset().union(*of_inputs)
+        roots |= {each: roots.get(each, of_outputs) for each in node.outputs}
+    return False
 
 
 def _is_worthwhile(structure: LocalStructure, coordinates: int) -> bool:

@@ -602,7 +602,7 @@ def find_effects(
         )
         effect = partial(Effect, value, information=information, score=score)
         zero = pt.zeros((), dtype=layout.dtype)
-        location, factor, axis = _prior(variable, value, model)
+        location, factor, axis = normal_prior(variable, value, model)
         is_known = factor is not None and not uses.depends(factor)
         is_whole, forms = value in uses.whole or np.prod(shape) == 1, []
         if factor is None or is_known:
@@ -637,7 +637,7 @@ def _joint_block(effects: Sequence[Effect], most: int) -> list[Effect]:
     return [] if all(each.is_known for each in joint) else joint
 
 
-def _prior(
+def normal_prior(
     variable: TensorVariable, value: TensorVariable, model: Model
 ) -> tuple[TensorVariable, TensorVariable | None, int | None]:
     """Location, factor and axis of an effect in its prior, the last two None for other priors."""

@@ -407,6 +407,42 @@ def counts_with_own_rates():
     return model
 
 
+def few_levels_beside(kind: str, own: str = "normal") -> pm.Model:
+    """Effects of 40 groups, beside four effects with a scale that is not known, or coefficients."""
+    treatment = np.arange(len(CODES)) % 4
+    with pm.Model() as model:
+        sd = pm.HalfNormal("sd")
+        z = pm.Normal("z", 0, sd, shape=N_GROUPS) if own == "normal" else None
+        z = pm.Gamma("z", sd, sd, shape=N_GROUPS) if z is None else z
+        scale = 2 if kind == "coefficients" else pm.HalfNormal("scale")
+        match kind:
+            case "non-centred":
+                u = pm.Normal("u", shape=4) * scale
+            case "selected":
+                u = pm.Normal("u", shape=4)
+                pm.Normal("y", z[CODES] + u[treatment] * scale, 1, observed=CODES % 2)
+                return model
+            case _:
+                u = pm.Normal("u", 0, scale, shape=4)
+        pm.Normal("y", z[CODES] + u[treatment], 1, observed=CODES % 2)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("kind", "own", "expected"),
+    [
+        ("centred", "normal", None),
+        ("non-centred", "normal", None),
+        ("selected", "normal", None),
+        ("coefficients", "normal", ("z",)),
+        ("centred", "gamma", ("z",)),  # A joint posterior would have no coordinates for these.
+    ],
+)
+def test_few_effects_of_unknown_scale_are_another_factor(kind, own, expected):
+    structures, _ = search.local_structures(few_levels_beside(kind, own))
+    assert (structures[0].names if structures else None) == expected
+
+
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
