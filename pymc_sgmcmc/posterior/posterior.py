@@ -40,7 +40,6 @@ from pymc_sgmcmc.posterior.group_access import (
     groups_of_source,
     on_groups,
 )
-from pymc_sgmcmc.posterior.no_rows import NO_DATA
 from pymc_sgmcmc.posterior.position import (
     PositionLayout,
     added_or_removed,
@@ -58,7 +57,7 @@ from pymc_sgmcmc.posterior.row_access import (
     refuse_first_rows,
 )
 from pymc_sgmcmc.posterior.rows import RowLeaf, record_of
-from pymc_sgmcmc.posterior.separation import separate_rows
+from pymc_sgmcmc.posterior.separation import NO_DATA, separate_rows
 from pymc_sgmcmc.posterior.several_positions import at_several_positions, in_parts
 from pymc_sgmcmc.posterior.symbolic import SymbolicPosterior
 from pymc_sgmcmc.posterior.terms import without_scaling
@@ -816,7 +815,7 @@ class Posterior(SymbolicPosterior):
     def __getstate__(self) -> dict:
         """Everything but the functions for set-up, which are compiled again when needed."""
         compiled = {name for name in vars(self) if name.endswith("_function")}
-        compiled.add("_with_checks")
+        compiled |= {"_with_checks", "reading"}
         return {name: value for name, value in vars(self).items() if name not in compiled}
 
     def compile_for_setup(self, inputs: list, outputs: list, *, quick: bool = False):
