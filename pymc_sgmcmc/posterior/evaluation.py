@@ -436,8 +436,11 @@ class EvaluatedPosterior(SymbolicPosterior):
     @cached_property
     def _densities_function(self) -> SharedFunction:
         """Log densities of prior part and rows. It has no gradients, which take time to compile."""
-        of_prior = lambda position, *_: self.prior_log_density(position)  # noqa: E731
-        return self._function_of_rows(of_prior, self.rows_log_density, quick=True)
+        return self._function_of_rows(
+            lambda position, *_: self.prior_log_density(position),
+            self.rows_log_density,
+            quick=True,
+        )
 
     @cached_property
     def _curvature_function(self) -> SharedFunction | None:
