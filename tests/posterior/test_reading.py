@@ -7,7 +7,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
-from pymc_sgmcmc.posterior.agreement import ROUNDING, agree, is_sum
+from pymc_sgmcmc.posterior.agreement import agree, is_sum
 from pymc_sgmcmc.posterior.reading import Reading, axes_of_length, before_casts
 from pymc_sgmcmc.posterior.rows import keep_whole
 
@@ -106,7 +106,7 @@ def test_agreement_up_to_rounding():
 def test_sums_up_to_the_rounding_of_their_largest_part():
     large = 1e10
     parts = np.array([[large, 1.0], [-large, 2.0]])
-    slack = 20 * np.sqrt(EPSILON) + ROUNDING * EPSILON * large
+    slack = 20 * np.sqrt(EPSILON) + 1e4 * EPSILON * large
     assert is_sum(parts, np.array([0.9 * slack, 3.0]), float)
     assert not is_sum(parts, np.array([1.1 * slack, 3.0]), float)
     assert is_sum(parts, np.array([1.1 * slack, 3.0]), "float32")
