@@ -42,8 +42,8 @@ from scipy import sparse
 
 from pymc_sgmcmc.batching import MOST_COPIED
 from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.posterior.evaluation import ARRAYS_OF_PRODUCTS
 from pymc_sgmcmc.posterior.graphs import linear_inputs
-from pymc_sgmcmc.posterior.posterior import ARRAYS_OF_PRODUCTS
 from pymc_sgmcmc.posterior.threads import OfRows
 
 MOST_EXTRA_MEMORY = 1 / 2

@@ -11,8 +11,6 @@ import numpy as np
 import pytensor.tensor as pt
 from pymc.initial_point import make_initial_point_fn
 from pymc.model import Model
-from pytensor.graph.traversal import ancestors, toposort
-from pytensor.tensor.subtensor import AdvancedSubtensor
 from pytensor.tensor.variable import TensorVariable
 from xarray import DataTree
 
@@ -23,7 +21,6 @@ from pymc_sgmcmc.gradient_estimators import GradientEstimator
 from pymc_sgmcmc.machines.dealt_rows import posterior_to_deal_out
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.position import given_model
-from pymc_sgmcmc.posterior.selected import index_arrays
 from pymc_sgmcmc.sampling.run import sample
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.sgld import SGLD
@@ -152,16 +149,13 @@ def two_index_arrays(posterior: Posterior) -> list[np.ndarray]:
     ModelError
         Where there are no two.
     """
-    _, rows = posterior.position_and_rows()
-    likelihood, _ = posterior.graphs_of_variables(rows, pt.lscalar("length"))
-    of_rows, variables = index_arrays(likelihood, rows), set(posterior.layout.variables)
+    reading, (_, rows, _) = posterior.reading, posterior.terms_of_rows
     selecting = dict.fromkeys(
-        of_rows[index]
-        for node in toposort([likelihood])
-        if isinstance(node.op, AdvancedSubtensor)
-        and variables.intersection(ancestors(node.inputs[:1]))
-        for index in node.inputs[1:]
-        if index in of_rows
+        reading.vectors[index]
+        for each in reading.indexings
+        if each.of & reading.values
+        for index in each.indices.values()
+        if index in reading.vectors
     )
     found: list[np.ndarray] = []
     for index in posterior.compile_for_setup(rows, list(selecting))(*posterior.data):

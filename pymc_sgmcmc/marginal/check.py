@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -20,6 +19,7 @@ from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.marginal.blocks import join_blocks
 from pymc_sgmcmc.marginal.density import GroupDensity
 from pymc_sgmcmc.marginal.structure import LocalStructure
+from pymc_sgmcmc.posterior.agreement import agree, first_to_pass, is_sum, precision_of
 from pymc_sgmcmc.posterior.bad_rows import first_line
 from pymc_sgmcmc.posterior.terms import reference_terms, without_scaling
 
@@ -101,32 +101,26 @@ def checked_density(model: Model, structure: LocalStructure) -> GroupDensity:
     ModelError
         Where the groups are not independent given the global variables.
     """
-    first_error: ModelError | None = None
     point = random_point(model)
-    readings = itertools.product(
-        (True, False) if structure.axes_of_groups else (True,), (False, True)
-    )
-    for by_group, only_beside_rows in readings:
+
+    def check(reading: dict[str, bool]) -> GroupDensity:
         try:
             with without_blas_warning():
-                density = GroupDensity(
-                    structure, only_beside_rows=only_beside_rows, by_group=by_group
-                )
+                density = GroupDensity(structure, **reading)
                 _check(model, density, point)
-        except ModelError as error:
-            first_error = first_error or error
+                return density
+        except ModelError:
+            raise
         except Exception as error:
-            refused = _not_independent(
-                structure,
-                "something else in the model may be as long as there are groups "
-                f"({first_line(error)})",
-            )
-            refused.__cause__ = error
-            first_error = first_error or refused
-        else:
-            return density
-    assert first_error is not None
-    raise first_error
+            reason = "something else in the model may be as long as there are groups "
+            raise _not_independent(structure, f"{reason}({first_line(error)})") from error
+
+    readings = (
+        {"by_group": by_group, "only_beside_rows": only_beside_rows}
+        for by_group in ((True, False) if structure.axes_of_groups else (True,))
+        for only_beside_rows in (False, True)
+    )
+    return first_to_pass(readings, check)
 
 
 def _check(model: Model, density: GroupDensity, point: dict[str, np.ndarray]) -> None:
@@ -139,7 +133,8 @@ def _check(model: Model, density: GroupDensity, point: dict[str, np.ndarray]) ->
     (together,) = evaluate(block[chosen], chosen)
     first = max(1, len(chosen) // 3)
     apart = [evaluate(block[part], part)[0] for part in (chosen[:first], chosen[first:])]
-    if not _agree(np.concatenate(apart), together):
+    largest = np.abs(together[np.isfinite(together)]).max(initial=0.0)
+    if not agree(np.concatenate(apart), together, 1 + largest, precision_of(together.dtype)):
         raise _not_independent(structure, "some groups have another log density alone")
     if structure.column is None and structure.n_records > FULL_CHECK_RECORDS:
         return
@@ -151,7 +146,7 @@ def _check(model: Model, density: GroupDensity, point: dict[str, np.ndarray]) ->
     expected = compile_quietly(inputs, total, PYTHON_MODE, allow_input_downcast=True)
     with np.errstate(all="ignore"):
         reference = expected(*(point[value.name] for value in inputs))
-    if not _agree(np.atleast_1d(values.sum()), np.atleast_1d(reference)):
+    if not is_sum([values.sum()], reference, reference.dtype, [values]):
         scaled = [
             name for name in structure.observed if without_scaling(model[name]) is not model[name]
         ]
@@ -161,15 +156,6 @@ def _check(model: Model, density: GroupDensity, point: dict[str, np.ndarray]) ->
                 "`total_size`. Leave it out."
             )
         raise _not_independent(structure, "the groups do not add up to that of the model")
-
-
-def _agree(actual: np.ndarray, expected: np.ndarray) -> bool:
-    relative = 10 * np.sqrt(np.finfo(expected.dtype).eps)
-    tolerance = relative * (1 + np.abs(expected[np.isfinite(expected)]).max(initial=0))
-    return bool(
-        actual.shape == expected.shape
-        and np.allclose(actual, expected, rtol=0, atol=tolerance, equal_nan=True)
-    )
 
 
 def _not_independent(structure: LocalStructure, reason: str) -> ModelError:

@@ -12,17 +12,16 @@ import pytensor
 import pytensor.tensor as pt
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
-from pytensor.graph.traversal import ancestors, graph_inputs, toposort
+from pytensor.graph.traversal import ancestors, graph_inputs
 from pytensor.tensor.basic import Alloc
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.shape import SpecifyShape
-from pytensor.tensor.subtensor import AdvancedSubtensor
-from pytensor.tensor.type import TensorType
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.errors import ModelError, NotTogetherError
 from pymc_sgmcmc.posterior.graphs import leaf_value, value_of
 from pymc_sgmcmc.posterior.group_access import GroupsOfSource, column_of
+from pymc_sgmcmc.posterior.reading import Indexing
 from pymc_sgmcmc.posterior.row_access import no_column
 from pymc_sgmcmc.posterior.rows import keep_whole
 from pymc_sgmcmc.sources import RowSource
@@ -99,106 +98,6 @@ class Records:
         return keep_whole(values[self.order], name, elements_a_row=size)
 
 
-@dataclass(frozen=True)
-class Index:
-    """A place where a quantity that depends on local variables is indexed by codes.
-
-    Attributes
-    ----------
-    together : tuple of Variable
-        All arrays of codes, where several index the leading axes.
-    result : Variable
-    """
-
-    indexed: Variable
-    codes: Variable
-    axis: int
-    length: int
-    of: tuple[Variable, ...]
-    together: tuple[Variable, ...]
-    result: Variable
-
-
-def find_indices(
-    log_density: Variable, values: Sequence[Variable], length_of: Callable[[Variable, int], int]
-) -> list[Index]:
-    """Places where something that depends on local values is indexed by an array of integers.
-
-    Parameters
-    ----------
-    log_density : Variable
-    values : sequence of Variable
-    length_of : callable
-        The length of a variable along an axis.
-    """
-    depends_on: dict[Variable, frozenset[Variable]] = {
-        value: frozenset([value]) for value in values
-    }
-    indices = []
-    for node in toposort([log_density]):
-        of = frozenset().union(*(depends_on.get(v, frozenset()) for v in node.inputs))
-        if not of:
-            continue
-        if (
-            isinstance(node.op, AdvancedSubtensor)
-            and node.inputs[0] in depends_on
-            and (place := _array_index(node)) is not None
-        ):
-            axis, codes = place
-            length = length_of(node.inputs[0], axis)
-            of_values = tuple(v for v in values if v in of)
-            indices.append(
-                Index(
-                    node.inputs[0],
-                    codes,
-                    axis,
-                    length,
-                    of_values,
-                    _leading_arrays(node),
-                    node.outputs[0],
-                )
-            )
-            continue  # The result has one entry a record, and its further indices no groups.
-        for output in node.outputs:
-            depends_on[output] = of
-    return indices
-
-
-def indexed_beside(log_density: Variable, indices: Sequence[Index]) -> list[Variable]:
-    """Quantities without local values that the same codes index, such as predictors of groups."""
-    of_locals = {index.indexed for index in indices}
-    codes = {index.codes for index in indices}
-    return [
-        node.inputs[0]
-        for node in toposort([log_density])
-        if isinstance(node.op, AdvancedSubtensor)
-        and node.inputs[0] not in of_locals
-        and (place := _array_index(node)) is not None
-        and place[1] in codes
-    ]
-
-
-def _array_index(node) -> tuple[int, Variable] | None:
-    """Axis and variable of the first index that is an array."""
-    for axis, entry in enumerate(node.op.idx_list):
-        if isinstance(entry, int):
-            index = node.inputs[1 + entry]
-            if isinstance(index.type, TensorType) and index.type.ndim and index.dtype != "bool":
-                return axis, index
-    return None
-
-
-def _leading_arrays(node) -> tuple[Variable, ...]:
-    """The arrays that index the leading axes, where they are several and the only indices."""
-    entries = node.op.idx_list
-    count = sum(isinstance(entry, int) for entry in entries)
-    arrays = tuple(node.inputs[1:])
-    of_records = all(index.type.ndim == 1 and index.dtype != "bool" for index in arrays)
-    is_leading = entries[:count] == tuple(range(count)) and len(arrays) == count
-    is_alone = all(entry == slice(None) for entry in entries[count:])
-    return arrays if count > 1 and of_records and is_leading and is_alone else ()
-
-
 class NotCellsError(Exception):
     """The entries of a graph are not those of the cells, each by itself."""
 
@@ -231,18 +130,18 @@ class Cells:
         of_groups = (self.n_groups, *shape[len(self.lengths) :])
         return value.type.clone(shape=of_groups)(name=value.name)
 
-    def at_codes(self, index: Index, name: str, of: Mapping[Variable, Variable]) -> Variable:
-        """The result of an index, whose codes are numbers of cells.
+    def at_codes(self, place: Indexing, name: str, of: Mapping[Variable, Variable]) -> Variable:
+        """The result of a place, whose codes are numbers of cells.
 
         Raises
         ------
         NotCellsError, ModelError
         """
-        codes = [_values_of_codes(each, name) for each in index.together]
+        codes = [_values_of_codes(each, name) for each in place.together]
         for of_axis, length in zip(codes, self.lengths, strict=True):
             _check_codes(of_axis, length, name)
         numbers = np.ravel_multi_index(codes, self.lengths).astype(np.int64)
-        return self.of(index.indexed, of)[pytensor.shared(numbers, "cells", shape=numbers.shape)]
+        return self.of(place.array, of)[pytensor.shared(numbers, "cells", shape=numbers.shape)]
 
     def of(self, variable: Variable, of: Mapping[Variable, Variable]) -> TensorVariable:
         """A variable with one axis for the groups in place of its leading axes.
@@ -305,19 +204,13 @@ class Cells:
         return chosen if chosen.type.ndim > len(others) else pt.shape_padleft(chosen)
 
 
-def cells_of(
-    indices: Mapping[str, Sequence[Index]], length_of: Callable[[Variable, int], int]
-) -> Cells | None:
+def cells_of(places: Sequence[Indexing], length_of: Callable[[Variable, int], int]) -> Cells | None:
     """The cells that the codes of all records tell, None where these tell single axes."""
-    places = [index for of_term in indices.values() for index in of_term]
     lengths = {
-        tuple(length_of(index.indexed, axis) for axis in range(len(index.together)))
-        for index in places
+        tuple(length_of(each.array, axis) for axis in range(len(each.together))) for each in places
     }
     on_source = any(
-        column_of(variable) is not None
-        for index in places
-        for variable in ancestors(index.together)
+        column_of(variable) is not None for each in places for variable in ancestors(each.together)
     )
     if len(lengths) != 1 or on_source:
         return None
@@ -343,30 +236,26 @@ def _values_of_codes(variable: Variable, name: str) -> np.ndarray:
     return codes
 
 
-def find_records(variable: TensorVariable, places: list[Index], n_groups: int) -> Records | None:
+def find_records(name: str, places: Sequence[Indexing], n_groups: int) -> Records | None:
     """Records of an observed variable, None where its entries are the groups."""
     if not places:
         return None
-    codes = [_values_of_codes(index.codes, variable.name) for index in places]
-    columns = {column_of(index.codes) for index in places}  # alike in the first rows, perhaps
-    if len(columns) > 1 or not all(np.array_equal(codes[0], other) for other in codes[1:]):
+    variables = tuple(each.index for each in places)
+    codes, *others = (_values_of_codes(each, name) for each in variables)
+    column, *columns = {column_of(each) for each in variables}  # alike in the first rows, perhaps
+    if columns or not all(np.array_equal(codes, other) for other in others):
         raise NotTogetherError(
-            f"The records of `{variable.name}` belong to groups by two different index arrays: the "
-            "effects are crossed, or a record depends on two groups."
+            f"The records of `{name}` belong to groups by two different index arrays: the effects "
+            "are crossed, or a record depends on two groups."
         )
-    column = column_of(places[0].codes)
-    _check_codes(codes[0], n_groups, variable.name)
-    if column is None:
-        for root in ancestors([places[0].codes]):
-            if column_of(root) is not None:
-                raise ModelError(
-                    f"The codes of the groups of the records of `{variable.name}` should be a "
-                    f"column of `rows`, but are computed from `{root.name}`. Add such a column by "
-                    "`rows.transform`."
-                )
-    return Records(
-        tuple(index.codes for index in places), codes[0].astype(np.int64), n_groups, column
-    )
+    _check_codes(codes, n_groups, name)
+    roots = ancestors(variables[:1]) if column is None else ()
+    if computed_of := [root.name for root in roots if column_of(root) is not None]:
+        raise ModelError(
+            f"The codes of the groups of the records of `{name}` should be a column of `rows`, but "
+            f"are computed from `{computed_of[0]}`. Add such a column by `rows.transform`."
+        )
+    return Records(variables, codes.astype(np.int64), n_groups, column)
 
 
 def _check_codes(codes: np.ndarray, n_groups: int, name: str) -> None:

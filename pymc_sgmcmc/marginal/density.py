@@ -20,8 +20,9 @@ from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.marginal.codes import Records
 from pymc_sgmcmc.marginal.structure import LocalStructure, LocalTerm
-from pymc_sgmcmc.posterior.graphs import Length, leaf_value, rebuild
+from pymc_sgmcmc.posterior.graphs import Length, leaf_value, rebuild, value_of
 from pymc_sgmcmc.posterior.group_access import GroupsOfSource
+from pymc_sgmcmc.posterior.reading import axes_of_length
 from pymc_sgmcmc.posterior.rows import keep_whole
 from pymc_sgmcmc.posterior.simplify import drop_settled_switches, prepared
 
@@ -56,9 +57,10 @@ class _ChosenRecords:
         """Number of records of the chosen groups."""
         return self.group.shape[0]
 
-    def take(self, variable: Variable, values: np.ndarray, axis: int, name: str) -> TensorVariable:
+    def take(self, variable: Variable, axis: int, term: str) -> TensorVariable:
         """Data of the records of the chosen groups, from data of all records."""
-        whole = self._records.data(variable, np.moveaxis(values, axis, 0), name)
+        values = np.moveaxis(value_of(variable), axis, 0)
+        whole = self._records.data(variable, values, variable.name or f"data of {term}")
         return pt.moveaxis(whole[self._record], 0, axis)
 
     def sum(self, values: TensorVariable, n_groups: TensorVariable) -> TensorVariable:
@@ -219,24 +221,21 @@ class GroupDensity:
             if parameter in of_groups:
                 of_chosen = pt.moveaxis(parameter, axis, 0)[self.numbers]
                 replacements[parameter] = pt.moveaxis(of_chosen, 0, axis)
-        n_records = None
+        if term.records is not None and records is not None:
+            for codes in term.records.variables:
+                replacements[codes] = records.group.astype(codes.dtype)
+        for variable, axis in axes_of_length(term.log_density, n_groups, replacements).items():
+            if variable in of_groups:
+                values = np.moveaxis(value_of(variable), axis, 0)
+                whole = keep_whole(values, variable.name or f"data of {term.name}")
+                replacements[variable] = pt.moveaxis(whole[self.numbers], 0, axis)
         if term.records is not None and records is not None:
             n_records = len(term.records.codes)
             lengths.append(Length(n_records, records.length))
-            for codes in term.records.variables:
-                replacements[codes] = records.group.astype(codes.dtype)
-        for variable in ancestors([term.log_density], blockers=list(replacements)):
-            values = leaf_value(variable)
-            if values is None or variable in replacements:
-                continue
-            name = variable.name or f"data of {term.name}"
-            if variable in of_groups and n_groups in values.shape:
-                axis = values.shape.index(n_groups)
-                whole = keep_whole(np.moveaxis(values, axis, 0), name)
-                replacements[variable] = pt.moveaxis(whole[self.numbers], 0, axis)
-            elif records is not None and n_records in values.shape:
-                axis = values.shape.index(n_records)
-                replacements[variable] = records.take(variable, values, axis, name)
+            axes = axes_of_length(term.log_density, n_records, replacements)
+            replacements |= {
+                each: records.take(each, axis, term.name) for each, axis in axes.items()
+            }
         return rebuild([term.log_density], replacements, lengths, self._only_beside_rows)[0]
 
     @cached_property

@@ -21,6 +21,7 @@ from pytensor.tensor.variable import TensorVariable
 from pymc_sgmcmc.marginal.check import Evaluated
 from pymc_sgmcmc.marginal.density import GroupDensity
 from pymc_sgmcmc.marginal.newton import log_determinant, newton_step
+from pymc_sgmcmc.posterior.agreement import agree, precision_of
 
 DISTANT = 30.0
 """A log density counts as quadratic where it is so up to this many units, and standard deviations
@@ -53,10 +54,10 @@ def is_quadratic(model: Model, density: GroupDensity) -> bool:
     centre_and_prior = evaluated.function([density.start, *density.prior_hessian])
     n_groups = density.structure.n_groups
     n_chunks = min(n_groups, 1 + density.structure.n_records // CHUNK_RECORDS)
-    tolerance = 10 * np.sqrt(np.finfo(density.block.dtype).eps)
+    precision = precision_of(density.block.dtype)
     # Records of any group may differ from the others, for example by censoring.
     return all(
-        _is_quadratic(derivatives, centre_and_prior, evaluated.block[numbers], numbers, tolerance)
+        _is_quadratic(derivatives, centre_and_prior, evaluated.block[numbers], numbers, precision)
         for numbers in density.each_held(np.array_split(np.arange(n_groups), n_chunks))
     )
 
@@ -66,7 +67,7 @@ def _is_quadratic(
     centre_and_prior: Callable[..., list[np.ndarray]],
     block: np.ndarray,
     numbers: np.ndarray,
-    tolerance: float,
+    precision: float,
 ) -> bool:
     """Whether the joint log density of these groups is quadratic."""
     n_groups, size = block.shape
@@ -84,8 +85,7 @@ def _is_quadratic(
         value, slope_there, *_ = derivatives(centre + step, numbers)
         change = np.einsum("gij,gj->gi", hessian, step)
         with np.errstate(invalid="ignore"):  # What is not finite is not quadratic.
-            differences = np.abs(slope_there - slope - change)
-            agrees = differences <= tolerance * (np.abs(slope) + np.abs(change))
-        if not (np.isfinite(value).all() and agrees.all()):
+            moved, sizes = slope_there - slope, np.abs(slope) + np.abs(change)
+        if not (np.isfinite(value).all() and agree(moved, change, sizes, precision, finite=True)):
             return False
     return True

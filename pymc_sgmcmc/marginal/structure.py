@@ -7,9 +7,10 @@ trusted: `pymc_sgmcmc.marginal.check` evaluates what is found.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import zip_longest
 
 import numpy as np
 import pytensor.tensor as pt
@@ -27,14 +28,10 @@ from pymc_sgmcmc.compiling.compiled import PYTHON_MODE, compile_quietly, without
 from pymc_sgmcmc.compiling.large_constants import large_constants_by_sample
 from pymc_sgmcmc.errors import ModelError, NotTogetherError
 from pymc_sgmcmc.marginal.codes import (
-    Cells,
-    Index,
     NotCellsError,
     Records,
     cells_of,
-    find_indices,
     find_records,
-    indexed_beside,
 )
 from pymc_sgmcmc.posterior.graphs import (
     leaf_value,
@@ -45,6 +42,7 @@ from pymc_sgmcmc.posterior.graphs import (
 )
 from pymc_sgmcmc.posterior.group_access import GroupsOfSource, column_of
 from pymc_sgmcmc.posterior.position import refuse_dimensions
+from pymc_sgmcmc.posterior.reading import Indexing, Reading
 from pymc_sgmcmc.posterior.rows import Term
 from pymc_sgmcmc.posterior.terms import without_scaling
 from pymc_sgmcmc.posterior.unsupported import refuse_unsupported
@@ -202,9 +200,12 @@ class LocalStructure:
 
 
 def find_structure(
-    model: Model, names: Sequence[str], *, on_source: bool = False, by_cells: bool = True
+    model: Model, names: Sequence[str], *, on_source: bool = False
 ) -> LocalStructure:
     """Find the groups of local variables and the terms that depend on them.
+
+    Pairs of codes may be the groups. Where a record depends on several of such cells, the groups
+    are those of one code.
 
     Parameters
     ----------
@@ -213,128 +214,229 @@ def find_structure(
         Names of the free variables that are local.
     on_source : bool
         Whether the records of the model may be the first rows of a source.
-    by_cells : bool
-        Whether pairs of codes may be the groups. Where a record depends on several of such cells,
-        the groups are those of one code.
 
     Raises
     ------
     ModelError
         Where a variable is not local, and what to do instead.
     """
-    chosen, dependents = chosen_and_dependents(model, names)
-    others = [variable for variable in model.free_RVs if variable not in chosen]
-    parameters = {variable: _placeholder(variable) for variable in others}
-    # The global variables are replaced first. PyMC would lift random variables without a value
-    # through other operations, and they would no longer be those of the model.
-    variables = [without_scaling(variable) for variable in [*chosen, *dependents]]
-    conditional = clone_replace(variables, parameters, rebuild_strict=False)
-    log_densities = _log_densities(model, [*chosen, *dependents], conditional)
-    for variable, log_density in zip([*chosen, *dependents], log_densities, strict=True):
-        refuse_unsupported(Term(variable.name, log_density))
-    starts = _starts(model, chosen, conditional[: len(chosen)])
-    if minibatch_nodes(log_densities):
-        raise ModelError(
-            "The model should be on the full data, but has `pm.Minibatch`. Build it on the full "
-            "arrays: the step methods draw the groups themselves."
-        )
-    values = [model.rvs_to_values[variable] for variable in chosen]
-    length_of = _lengths_at(model, parameters)
-
-    def indices_of(entries: Sequence[Variable]) -> dict[str, list[Index]]:
-        return {
-            variable.name: find_indices(log_density, entries, length_of)
-            for variable, log_density in zip(dependents, log_densities[len(chosen) :], strict=True)
-        }
-
-    indices = indices_of(values)
-    cells = cells_of(indices, length_of) if by_cells else None
-    if cells is not None:
-        of = {
-            value: cells.entries_of(value, _shape(model, variable))
-            for variable, value in zip(chosen, values, strict=True)
-        }
-        try:
-            log_densities, starts = _on_cells(cells, log_densities, starts, indices, of)
-        except NotCellsError:
-            cells = None
-        else:
-            indices = indices_of(list(of.values()))
-    n_groups = _number_of_groups(model, chosen, indices)
-    locals_ = tuple(
-        _local(model, variable, start, n_groups, indices)
-        if cells is None
-        else Local(
-            variable.name, value, start, _shape(model, variable), 0, of[value], len(cells.lengths)
-        )
-        for variable, value, start in zip(chosen, values, starts, strict=True)
-    )
-    terms = []
-    by_name = {local.name: local for local in locals_}
-    for variable, log_density in zip([*chosen, *dependents], log_densities, strict=True):
-        local, places = by_name.get(variable.name), indices.get(variable.name, [])
-        try:
-            records = find_records(variable, places, n_groups)
-        except NotTogetherError:
-            if cells is None:
-                raise
-            return find_structure(model, names, on_source=on_source, by_cells=False)
-        length = n_groups if records is None else len(records.codes)
-        axis = _axis_of(variable, log_density, length, length_of, local)
-        indexed = (*(index.indexed for index in places), *indexed_beside(log_density, places))
-        terms.append(LocalTerm(variable.name, log_density, axis, records, indexed, local is None))
-    _check_columns(model, [*chosen, *dependents], terms, n_groups, on_source)
-    used = set(graph_inputs(log_densities))
-    shapes = {new: shape_of(old) for old, new in parameters.items() if new in used}
-    return LocalStructure(
-        locals_,
-        tuple(terms),
-        n_groups,
-        _dimension(model, locals_),
-        {old.name: new for old, new in parameters.items() if new in used},
-        tuple(
-            length
-            for length in model.dim_lengths.values()
-            if length in used and leaf_value(length) == n_groups
-        ),
-        {new: shape.index(n_groups) for new, shape in shapes.items() if n_groups in shape},
-    )
+    given = _GivenGlobals(model, names)
+    found = given.by_cells() or given.by_groups(given.log_densities, given.starts, given.values)
+    _check_columns(model, given.variables, found, on_source)
+    return found
 
 
-def _on_cells(
-    cells: Cells,
-    log_densities: Sequence[TensorVariable],
-    starts: Sequence[TensorVariable],
-    indices: Mapping[str, Sequence[Index]],
-    of: Mapping[Variable, Variable],
-) -> tuple[list[TensorVariable], list[TensorVariable]]:
-    """Log densities and support points with one axis for the groups where these are cells.
+class _GivenGlobals:
+    """Local variables and what is observed of them, given the global variables.
 
-    Raises
-    ------
-    NotCellsError
+    Attributes
+    ----------
+    chosen, variables : list of TensorVariable
+        The local variables, and after these the observed ones that depend on them.
+    values : list of TensorVariable
+        Value variables of the local ones.
+    shapes : dict of TensorVariable to tuple of int
+        Their shapes.
+    log_densities, starts : list of TensorVariable
+        Log densities of all, and support points of the local ones.
     """
-    of_locals, of_records = log_densities[: len(of)], log_densities[len(of) :]
-    flat = [cells.of(log_density, of) for log_density in of_locals]
-    for (name, places), log_density in zip(indices.items(), of_records, strict=True):
-        results = {index.result: cells.at_codes(index, name, of) for index in places}
-        flat += rebuild([log_density], results)
-    at = [
-        cells.of(pt.shape_padleft(start, value.type.ndim - start.type.ndim), of)
-        for value, start in zip(of, starts, strict=True)
-    ]
-    return flat, at
+
+    def __init__(self, model: Model, names: Sequence[str]):
+        self.model = model
+        self.chosen, dependents = chosen_and_dependents(model, names)
+        self.variables = [*self.chosen, *dependents]
+        self.shapes = {model.rvs_to_values[each]: _shape(model, each) for each in self.chosen}
+        self.values = list(self.shapes)
+        # Lengths that come from coords are no part of types.
+        self.parameters = {
+            each: each.type.clone(shape=tuple(shape_of(each)))(name=each.name)
+            for each in model.free_RVs
+            if each not in self.chosen
+        }
+        # The global variables are replaced first. PyMC would lift random variables without a value
+        # through other operations, and they would no longer be those of the model.
+        inner = [without_scaling(variable) for variable in self.variables]
+        conditional = clone_replace(inner, self.parameters, rebuild_strict=False)
+        self.log_densities = _log_densities(model, self.variables, conditional)
+        for variable, log_density in zip(self.variables, self.log_densities, strict=True):
+            refuse_unsupported(Term(variable.name, log_density))
+        self.starts = _starts(model, self.chosen, conditional[: len(self.chosen)])
+        if minibatch_nodes(self.log_densities):
+            raise ModelError(
+                "The model should be on the full data, but has `pm.Minibatch`. Build it on the "
+                "full arrays: the step methods draw the groups themselves."
+            )
+        self._lengths: dict[tuple[Variable, int], int] = {}
+
+    def length_of(self, variable: Variable, axis: int) -> int:
+        """The length of a quantity along an axis, at the initial point of the model."""
+        length = variable.type.shape[axis]
+        if length is not None:
+            return int(length)
+        if (variable, axis) not in self._lengths:
+            model = self.model
+            values = model.replace_rvs_by_values(list(self.parameters))
+            at_values = dict(zip(self.parameters.values(), values, strict=True))
+            (graph,) = clone_replace([pt.shape(variable)[axis]], at_values, rebuild_strict=False)
+            function = compile_quietly(model.value_vars, graph, PYTHON_MODE)
+            with without_blas_warning(), np.errstate(all="ignore"):
+                point = model.initial_point()
+                found = int(function(*(point[value.name] for value in model.value_vars)))
+            self._lengths[variable, axis] = found
+        return self._lengths[variable, axis]
+
+    def by_cells(self) -> LocalStructure | None:
+        """The structure where the groups are pairs of codes, None where they are not."""
+        readings = self._readings(self.log_densities, self.values)
+        cells = cells_of(_dependent(readings), self.length_of)
+        if cells is None:
+            return None
+        of = {value: cells.entries_of(value, self.shapes[value]) for value in self.values}
+        try:
+            log_densities = [cells.of(each, of) for each in self.log_densities[: len(of)]]
+            parts = list(zip(self.variables, self.log_densities, readings, strict=True))
+            for variable, log_density, reading in parts[len(of) :]:
+                places = reading.dependent
+                at_codes = {each.result: cells.at_codes(each, variable.name, of) for each in places}
+                log_densities += rebuild([log_density], at_codes)
+            starts = [
+                cells.of(pt.shape_padleft(start, value.type.ndim - start.type.ndim), of)
+                for value, start in zip(of, self.starts, strict=True)
+            ]
+            return self.by_groups(log_densities, starts, list(of.values()), len(cells.lengths))
+        except (NotCellsError, NotTogetherError):
+            return None
+
+    def by_groups(
+        self,
+        log_densities: Sequence[TensorVariable],
+        starts: Sequence[TensorVariable],
+        entries: Sequence[TensorVariable],
+        n_axes: int = 1,
+    ) -> LocalStructure:
+        """The structure of log densities in terms of entries with one axis for the groups.
+
+        Raises
+        ------
+        ModelError
+        """
+        readings = self._readings(log_densities, entries)
+        places = _dependent(readings)
+        n_groups = self._number_of_groups(places)
+        axes = [
+            0 if n_axes > 1 else self._axis_of_groups(variable, n_groups, places)
+            for variable in self.chosen
+        ]
+        of_locals = zip(self.chosen, self.values, starts, axes, entries, strict=True)
+        locals_ = tuple(
+            Local(variable.name, value, start, self.shapes[value], axis, entry, n_axes)
+            for variable, value, start, axis, entry in of_locals
+        )
+        of_terms = zip_longest(self.variables, log_densities, readings, locals_)
+        terms = tuple(self._term(n_groups, *of_term) for of_term in of_terms)
+        used, parameters = set(graph_inputs(log_densities)), self.parameters.items()
+        shapes = {new: shape_of(old) for old, new in parameters if new in used}
+        lengths = self.model.dim_lengths.values()
+        return LocalStructure(
+            locals_,
+            terms,
+            n_groups,
+            _dimension(self.model, locals_),
+            {old.name: new for old, new in parameters if new in used},
+            tuple(each for each in lengths if each in used and leaf_value(each) == n_groups),
+            {new: shape.index(n_groups) for new, shape in shapes.items() if n_groups in shape},
+        )
+
+    def _readings(
+        self, log_densities: Sequence[TensorVariable], entries: Sequence[TensorVariable]
+    ) -> list[Reading]:
+        """Of each log density, where something that depends on local variables is indexed.
+
+        Local variables have no records.
+        """
+        graphs = [()] * len(entries) + [(each,) for each in log_densities[len(entries) :]]
+        return [Reading(graph, entries, through=False) for graph in graphs]
+
+    def _number_of_groups(self, places: Sequence[Indexing]) -> int:
+        """Number of groups: the length of what is indexed, or of the leading axis of the locals."""
+        lengths = {each: self.length_of(each.array, each.axis) for each in places}
+        leading = {value: self.shapes[value][0] for value in self.values}
+        numbers = set((lengths or leading).values())
+        if len(numbers) == 1:
+            return numbers.pop()
+        for place, length in reversed(lengths.items()):
+            leading |= dict.fromkeys(place.of, length)
+        levels = zip(self.chosen, leading.values(), strict=True)
+        described = ", ".join(f"`{variable.name}` {number}" for variable, number in levels)
+        raise NotTogetherError(
+            f"The local variables should have the same groups, but they are crossed or nested "
+            f"(levels: {described})."
+        )
+
+    def _axis_of_groups(
+        self, variable: TensorVariable, n_groups: int, places: Sequence[Indexing]
+    ) -> int:
+        """The axis of a local variable that runs over the groups."""
+        value = self.model.rvs_to_values[variable]
+        axes = [axis for axis, length in enumerate(self.shapes[value]) if length == n_groups]
+        if not axes and n_groups in variable.type.shape:
+            raise ModelError(
+                f"The {n_groups} entries of `{variable.name}` are not independent, since they have "
+                "a common constraint, such as their sum. Integrate out variables without one."
+            )
+        if not axes:
+            raise NotTogetherError(
+                f"`{variable.name}` should have one entry for each of the {n_groups} groups, but "
+                f"its shape is {self.shapes[value]}."
+            )
+        indexed = [each.axis for each in places if value in each.of]
+        return next((axis for axis in axes if axis in indexed), axes[0])
+
+    def _term(
+        self,
+        n_groups: int,
+        variable: TensorVariable,
+        log_density: TensorVariable,
+        reading: Reading,
+        local: Local | None,
+    ) -> LocalTerm:
+        """A term with its records, and its axis that runs over these or over the groups."""
+        records = find_records(variable.name, reading.dependent, n_groups)
+        length = n_groups if records is None else len(records.codes)
+        shape = tuple(self.length_of(log_density, axis) for axis in range(log_density.type.ndim))
+        axes = [axis for axis, size in enumerate(shape) if size == length]
+        if not axes:
+            raise ModelError(
+                f"The log density of `{variable.name}` should have one entry for each of {length} "
+                f"groups or records, but has shape {shape}: its entries depend on each other."
+            )
+        axis = local.axis if local is not None and local.axis in axes else axes[0]
+        codes = {each.index for each in reading.dependent}
+        # Quantities without local values, such as predictors of groups, are among these.
+        indexed = tuple(each.array for each in reading.indexings if each.index in codes)
+        return LocalTerm(variable.name, log_density, axis, records, indexed, local is None)
+
+
+def _dependent(readings: Sequence[Reading]) -> list[Indexing]:
+    return [each for reading in readings for each in reading.dependent]
+
+
+def _shape(model: Model, variable: TensorVariable) -> tuple[int, ...]:
+    """Shape of the value of a free variable, on the unconstrained scale."""
+    value, transform = model.rvs_to_values[variable], model.rvs_to_transforms[variable]
+    if None not in value.type.shape:
+        return tuple(value.type.shape)
+    if transform is not None:
+        variable = transform.forward(variable, *variable.owner.inputs)
+    return tuple(shape_of(variable))
 
 
 def _check_columns(
-    model: Model,
-    removed: Sequence[TensorVariable],
-    terms: Sequence[LocalTerm],
-    n_groups: int,
-    on_source: bool,
+    model: Model, removed: Sequence[TensorVariable], found: LocalStructure, on_source: bool
 ) -> None:
     """Refuse models on the first rows of a source which cannot be taken for all of them."""
-    of_terms = {term.name: term.records.column for term in terms if term.records is not None}
+    records = {term.name: term.records for term in found.terms if term.records is not None}
+    of_terms, n_groups = {name: each.column for name, each in records.items()}, found.n_groups
     columns = {column for column in of_terms.values() if column is not None}
     if not columns:
         return
@@ -351,8 +453,7 @@ def _check_columns(
             f"but do so by {quoted([name, *(other for _, other in others)])}"
             f"{' and by other arrays' if None in of_terms.values() else ''}. Leave the others out."
         )
-    lengths = {len(term.records.codes) for term in terms if term.records is not None}
-    if n_groups in lengths:
+    if n_groups in {len(each.codes) for each in records.values()}:
         raise ModelError(
             f"There are {n_groups} groups, and `rows.head` returned as many rows. Choose another "
             f"number of rows, `rows.head(..., rows={n_groups + 1})`, so that they can be told "
@@ -405,16 +506,12 @@ def chosen_and_dependents(
     return chosen, _dependents(model, chosen)
 
 
-def _placeholder(variable: TensorVariable) -> TensorVariable:
-    """Stand-in for a global variable, of known shape also where the lengths come from coords."""
-    return variable.type.clone(shape=tuple(shape_of(variable)))(name=variable.name)
-
-
 def _dependents(model: Model, chosen: Sequence[TensorVariable]) -> list[TensorVariable]:
     """Observed variables that depend on the chosen ones."""
+    reading = Reading(model.basic_RVs + model.potentials, chosen)
 
     def depends(variable: Variable) -> bool:
-        return not set(chosen).isdisjoint(set(ancestors([variable])) - {variable})
+        return bool(reading.of([variable]))
 
     # PyMC splits an observed variable with missing values into these two.
     imputed = {rv.name.removesuffix("_observed") + "_unobserved" for rv in model.observed_RVs}
@@ -492,115 +589,6 @@ def _starts(
             point = transform.forward(point, *inputs)
         starts.append(pt.as_tensor(point))
     return starts
-
-
-def _lengths_at(
-    model: Model, parameters: Mapping[TensorVariable, TensorVariable]
-) -> Callable[[Variable, int], int]:
-    """Function of a quantity and an axis: its length, at the initial point of the model."""
-
-    def length_of(variable: Variable, axis: int) -> int:
-        length = variable.type.shape[axis]
-        if length is not None:
-            return int(length)
-        at_values = dict(
-            zip(parameters.values(), model.replace_rvs_by_values(list(parameters)), strict=True)
-        )
-        (graph,) = clone_replace([pt.shape(variable)[axis]], at_values, rebuild_strict=False)
-        function = compile_quietly(model.value_vars, graph, PYTHON_MODE)
-        with without_blas_warning(), np.errstate(all="ignore"):
-            point = model.initial_point()
-            return int(function(*(point[value.name] for value in model.value_vars)))
-
-    return length_of
-
-
-def _number_of_groups(
-    model: Model, chosen: Sequence[TensorVariable], indices: dict[str, list[Index]]
-) -> int:
-    """Number of groups: the length of what is indexed, or of the leading axis of the locals."""
-    shapes = {variable.name: _shape(model, variable) for variable in chosen}
-    lengths = {index.length for places in indices.values() for index in places} or {
-        shape[0] for shape in shapes.values()
-    }
-    if len(lengths) > 1:
-        _refuse_crossed(model, indices, shapes)
-    return lengths.pop()
-
-
-def _refuse_crossed(
-    model: Model, indices: dict[str, list[Index]], shapes: dict[str, tuple[int, ...]]
-) -> None:
-    levels: dict[str, int] = {}
-    for places in indices.values():
-        for index in places:
-            for value in index.of:
-                levels.setdefault(model.values_to_rvs[value].name, index.length)
-    for name, shape in shapes.items():
-        levels.setdefault(name, shape[0])
-    described = ", ".join(f"`{name}` {number}" for name, number in levels.items())
-    raise NotTogetherError(
-        f"The local variables should have the same groups, but they are crossed or nested "
-        f"(levels: {described})."
-    )
-
-
-def _shape(model: Model, variable: TensorVariable) -> tuple[int, ...]:
-    """Shape of the value of a free variable, on the unconstrained scale."""
-    value = model.rvs_to_values[variable]
-    if None not in value.type.shape:
-        return tuple(value.type.shape)
-    transform = model.rvs_to_transforms[variable]
-    unconstrained = (
-        variable if transform is None else transform.forward(variable, *variable.owner.inputs)
-    )
-    return tuple(shape_of(unconstrained))
-
-
-def _local(
-    model: Model,
-    variable: TensorVariable,
-    start: TensorVariable,
-    n_groups: int,
-    indices: dict[str, list[Index]],
-) -> Local:
-    """A local variable with its axis of groups."""
-    value, shape = model.rvs_to_values[variable], _shape(model, variable)
-    axes = [axis for axis, length in enumerate(shape) if length == n_groups]
-    if not axes and n_groups in variable.type.shape:
-        raise ModelError(
-            f"The {n_groups} entries of `{variable.name}` are not independent, since they have a "
-            "common constraint, such as their sum. Integrate out variables without one."
-        )
-    if not axes:
-        raise NotTogetherError(
-            f"`{variable.name}` should have one entry for each of the {n_groups} groups, but its "
-            f"shape is {shape}."
-        )
-    if len(axes) > 1:
-        indexed = [
-            index.axis for places in indices.values() for index in places if value in index.of
-        ]
-        axes = [axis for axis in axes if axis in indexed] or axes
-    return Local(variable.name, value, start, shape, axes[0], value)
-
-
-def _axis_of(
-    variable: TensorVariable,
-    log_density: TensorVariable,
-    length: int,
-    length_of: Callable[[Variable, int], int],
-    local: Local | None,
-) -> int:
-    """The axis of a term that runs over the groups or records."""
-    shape = tuple(length_of(log_density, axis) for axis in range(log_density.type.ndim))
-    axes = [axis for axis, size in enumerate(shape) if size == length]
-    if not axes:
-        raise ModelError(
-            f"The log density of `{variable.name}` should have one entry for each of {length} "
-            f"groups or records, but has shape {shape}: its entries depend on each other."
-        )
-    return local.axis if local is not None and local.axis in axes else axes[0]
 
 
 def _dimension(model: Model, locals_: Iterable[Local]) -> str | None:

@@ -26,6 +26,7 @@ from pymc_sgmcmc.compiling.compiled import PYTHON_MODE, compile_quietly
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.posterior.graphs import changed_variable, minibatch_nodes, shape_of
 from pymc_sgmcmc.posterior.position import value_variables
+from pymc_sgmcmc.posterior.reading import Reading
 from pymc_sgmcmc.posterior.terms import check_total_size, model_terms
 
 HOW_TO_WRITE = (
@@ -131,11 +132,9 @@ def find_normal_vectors(model: Model, variables: Sequence) -> NormalVectors:
     mean, mean_value = random[1 - number], values[1 - number]
     terms = model_terms(model)
     ours = {mean_value, precision_value}
-    dependent = {
-        name: set(ancestors([term.log_density]))
-        for name, term in terms.items()
-        if ours.intersection(ancestors([term.log_density]))
-    }
+    reading = Reading([term.log_density for term in terms.values()], model.value_vars)
+    values_of = {name: reading.of([term.log_density]) for name, term in terms.items()}
+    dependent = {name: found for name, found in values_of.items() if ours & found}
     others = [name for name in dependent if name not in (mean.name, precision.name)]
     if len(others) != 1:
         raise ModelError(
@@ -150,11 +149,7 @@ def find_normal_vectors(model: Model, variables: Sequence) -> NormalVectors:
             f"`{others[0]}` should be normal vectors, but is a potential. {HOW_TO_WRITE}"
         )
     free = {*ours, vectors_value}.intersection(model.value_vars)
-    outside = {
-        value.name
-        for of_term in dependent.values()
-        for value in of_term.intersection(model.value_vars) - free
-    }
+    outside = {value.name for value in frozenset().union(*dependent.values()) - free}
     if outside:
         raise ModelError(
             f"The laws of `{mean.name}`, `{precision.name}` and `{vectors.name}` should have "

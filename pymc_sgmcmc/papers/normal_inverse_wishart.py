@@ -17,6 +17,7 @@ from pymc_sgmcmc.dynamics.normal_inverse_wishart import (
 )
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.papers.conjugate import HOW_TO_WRITE, NormalVectors, find_normal_vectors
+from pymc_sgmcmc.posterior.agreement import agree
 from pymc_sgmcmc.posterior.position import added_or_removed, given_model, names_of
 from pymc_sgmcmc.step_methods.contract import StepMethod
 
@@ -189,7 +190,7 @@ def check_conditional(vectors: NormalVectors, prior: NormalInverseWishartLaw) ->
         Where they differ.
     """
     rng, q = np.random.default_rng(SEED), vectors.size
-    tolerance = np.sqrt(np.finfo(vectors.dtype).eps)
+    precision = float(np.sqrt(np.finfo(vectors.dtype).eps))
     for _ in range(CHECKED_VECTORS):
         point = {}
         if vectors.value is not None:
@@ -204,7 +205,8 @@ def check_conditional(vectors: NormalVectors, prior: NormalInverseWishartLaw) ->
             (found,) = vectors.log_density(mean, values, *point.values())
             differences.append(found - expected)
             sizes.append(abs(expected))
-        if not np.ptp(differences) <= tolerance * (1 + max(sizes)):
+        least, largest, size = min(differences), max(differences), 1 + max(sizes)
+        if not agree(least, largest, size, precision, finite=True):
             raise _not_conjugate(vectors)
 
 

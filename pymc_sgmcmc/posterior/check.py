@@ -31,6 +31,7 @@ from pytensor.tensor.variable import TensorVariable
 from pymc_sgmcmc.compiling.compiled import PYTHON_MODE, compile_on_arrays, compile_quietly
 from pymc_sgmcmc.compiling.graph_notes import copy_without_notes
 from pymc_sgmcmc.errors import ModelError
+from pymc_sgmcmc.posterior.agreement import first_to_pass, is_sum
 from pymc_sgmcmc.posterior.bad_rows import (
     code_error,
     first_line,
@@ -50,9 +51,6 @@ takes less time than a compiler."""
 FULL_CHECK_ELEMENTS = 5_000_000
 """The rows are compared with the log density of the model itself where they have at most this many
 array elements, 40 MB, so that the check stays short and needs little memory."""
-
-ROUNDING = 1e4
-"""Each derivative may differ by so many times the rounding error of the largest one."""
 
 NEAR = 3e-5
 """Rows that were chosen by their values are compared at this distance besides, where the rounding
@@ -124,27 +122,20 @@ class _Setting:
 
         return evaluate
 
-    def agree(
-        self, actual: np.ndarray, expected: np.ndarray, summands: Sequence[np.ndarray] = ()
+    def are_sums(
+        self,
+        parts: Sequence[np.ndarray],
+        whole: np.ndarray,
+        besides: Sequence[np.ndarray] = (),
     ) -> bool:
-        """Whether two log densities with their gradients are the same up to rounding.
+        """Whether log densities add up to another one, and their gradients to its gradient.
 
-        The first may be a sum, whose rounding errors are those of its summands.
+        A predictor of large numbers makes one derivative large, and rounding of all others.
         """
-        epsilon = np.finfo(self.layout.dtype).eps
-        relative = 10 * np.sqrt(epsilon)
+        vectors, dtype = (parts, [whole], besides), self.layout.dtype
         for part in (slice(0, 1), slice(1, None)):
-            left, right = actual[part], expected[part]
-            finite = np.isfinite(left) & np.isfinite(right)
-            # The position can lie outside the support, where both sides are infinite alike.
-            same = (left == right) | (np.isnan(left) & np.isnan(right))
-            # A predictor of large numbers makes one derivative large, and rounding of all others.
-            largest = max(
-                np.abs(vector[part][finite]).max(initial=0) for vector in (expected, *summands)
-            )
-            tolerance = relative * (1 + np.abs(right)) + ROUNDING * epsilon * largest
-            difference = np.subtract(left, right, out=np.zeros_like(left), where=finite)
-            if not np.all(same | (finite & (np.abs(difference) <= tolerance))):
+            summands, (total,), others = ([each[part] for each in some] for some in vectors)
+            if not is_sum(summands, total, dtype, others):
                 return False
         return True
 
@@ -175,7 +166,7 @@ def check_separation(
     reference = partial(reference_terms, model, checked=checked)
     noise = np.random.default_rng(SEED).normal(size=layout.dimension)
 
-    def check(candidate: SeparatedModel) -> None:
+    def check(candidate: SeparatedModel) -> SeparatedModel:
         # Outside the support both sides of each identity are infinite or NaN, and the check has no
         # result. Positions nearer to the initial point are tried then.
         for distance in DISTANCES:
@@ -184,23 +175,15 @@ def check_separation(
             )
             setting = _Setting(candidate, layout, others, position, near)
             if _check(reference, setting, [place for _, place in infinite.values()]):
-                return
+                return candidate
         # Infinite bounds of `pm.Censored` have a gradient, and those of `pm.Truncated` have none.
         if infinite:
             remedy = "Give bounds as large finite numbers, and drop or impute other such rows"
             name, (row, _) = next(iter(infinite.items()))
             raise _not_finite(name, row, remedy)
+        return candidate
 
-    first_error = None
-    for reading in separated.readings():
-        try:
-            check(reading)
-        except ModelError as error:
-            first_error = first_error or error
-        else:
-            return reading
-    assert first_error is not None
-    raise first_error
+    return first_to_pass(separated.readings(), check)
 
 
 def infinite_entries(separated: SeparatedModel) -> dict[str, tuple[int, int]]:
@@ -302,14 +285,14 @@ def _check(
         inputs,
     )
     actual, expected, *expected_of_rows = evaluate(*(setting.take(of_model) if inputs else ()))
-    if not setting.agree(actual, expected):
+    if not setting.are_sums([actual], expected):
         names = ", ".join(f"`{term.name}`" for term in separated.full_terms)
         raise ModelError(
             f"The log densities of {names} change when the model is split into rows and the rest. "
             "Please report the model."
         )
     for (term, actual), expected in zip(of_rows, expected_of_rows, strict=True):
-        if not setting.agree(actual, expected):
+        if not setting.are_sums([actual], expected):
             raise _not_separable(
                 term, setting, "the rows do not add up to the log density of the model"
             )
@@ -359,14 +342,13 @@ def _first_difference(
         for one in to_compare:
             if near and not one.by_value:
                 continue
-            summands = [at(part, near) for part in one.parts]
-            total, together = np.sum(summands, axis=0), at(one.rows, near)
-            if setting.agree(total, together, summands):
+            parts, together = [at(part, near) for part in one.parts], at(one.rows, near)
+            if setting.are_sums(parts, together):
                 continue
             # Extreme values of both signs cancel in a part, and not their rounding errors.
             rows = np.unique(np.concatenate([each.rows for each in to_compare if each.by_value]))
             single = [at(row, near) for row in rows[:, None]]
-            if not setting.agree(total, together, [*summands, *single]):
+            if not setting.are_sums(parts, together, single):
                 return one.reason
     return None
 

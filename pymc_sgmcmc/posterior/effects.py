@@ -42,7 +42,7 @@ programs. *International Conference on Machine Learning*.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -59,13 +59,11 @@ from pymc.model import Model
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Variable, equal_computations
 from pytensor.graph.replace import clone_replace, vectorize_graph
-from pytensor.graph.traversal import ancestors, toposort
+from pytensor.graph.traversal import ancestors
 from pytensor.scalar.basic import Mul, TrueDiv
 from pytensor.tensor.elemwise import DimShuffle
 from pytensor.tensor.random.basic import LogNormalRV, MvNormalRV, NormalRV, StudentTRV
 from pytensor.tensor.random.op import RandomVariable
-from pytensor.tensor.shape import Shape, Shape_i
-from pytensor.tensor.subtensor import AdvancedSubtensor
 from pytensor.tensor.variable import TensorVariable
 from scipy import linalg, sparse
 from scipy.sparse.linalg import splu
@@ -77,9 +75,11 @@ from pymc_sgmcmc.compiling.compiled import (
     compile_quietly,
 )
 from pymc_sgmcmc.matrices import Dense, Diagonal, Matrix
+from pymc_sgmcmc.posterior.agreement import agree
 from pymc_sgmcmc.posterior.check import DISTANCES, SEED
 from pymc_sgmcmc.posterior.graphs import is_product, linear_inputs
 from pymc_sgmcmc.posterior.position import DENSE_DIMENSION, PositionLayout
+from pymc_sgmcmc.posterior.reading import Reading
 from pymc_sgmcmc.posterior.threads import SharedFunction
 
 SMALLEST_SCALE = 1e-100
@@ -420,7 +420,7 @@ class EffectCoordinates:
                 expected = np.zeros(d)
                 expected[rows] = ones[rows] * random[entries]
                 bound = 1e-3 * np.abs(of_random) + np.sqrt(eps) * np.abs(of_random).max(initial=0)
-                is_one = np.all(np.abs(expected - of_random) <= bound)
+                is_one = agree(expected, of_random, bound, 1.0, finite=True)
             if is_one:
                 parts.append((rows, column[entries], ones[rows]))
             else:
@@ -718,31 +718,17 @@ class _Uses:
     ):
         self._layout, self._terms, self._start = layout, list(terms), start
         self._inputs, self._data = [length, *rows], [np.array(len(data[0])), *data]
-        self._values, self._rows = frozenset(layout.variables), frozenset(rows)
-        # Shapes depend on no values.
-        self._nodes = [
-            each for each in toposort(self._terms) if not isinstance(each.op, Shape | Shape_i)
-        ]
-        self._roots = {each: frozenset([each]) for each in (*layout.variables, *rows)}
-        self._clients: dict[Variable, list[Apply]] = {}
-        indexed: set[Variable] = set()
-        for node in self._nodes:
-            if isinstance(node.op, AdvancedSubtensor):
-                array, index = (self._roots_of(part) for part in (node.inputs[:1], node.inputs[1:]))
-                if self._rows.isdisjoint(array) and not self._rows.isdisjoint(index):
-                    indexed |= array
-            self._roots |= dict.fromkeys(node.outputs, self._roots_of(node.inputs))
-            for each in set(node.inputs):
-                self._clients.setdefault(each, []).append(node)
-        self.whole = self._roots_of(self._terms) - indexed
-
-    def _roots_of(self, variables: Iterable[Variable]) -> frozenset[Variable]:
-        """Value variables and rows that variables depend on."""
-        return frozenset().union(*(self._roots.get(each, ()) for each in variables))
+        self._reading = reading = Reading(terms, layout.variables, rows)
+        of_entries = (
+            each.of
+            for each in reading.indexings
+            if each.of.isdisjoint(rows) and reading.of(each.node.inputs[1:]) & reading.rows
+        )
+        self.whole = reading.of(terms).difference(*of_entries)
 
     def depends(self, graph: Variable) -> bool:
         """Whether a graph depends on value variables."""
-        return not self._values.isdisjoint(ancestors([graph]))
+        return not self._reading.values.isdisjoint(ancestors([graph]))
 
     def hold(self, effect: Effect) -> bool:
         """Whether an effect has the shape of its variable, and rows use it as its products say.
@@ -780,8 +766,9 @@ class _Uses:
                     for each in (here, there)
                 )
                 if (finite := np.isfinite(plain) & np.isfinite(other)).any():
-                    error, change = (np.abs(each - plain)[finite].max() for each in (seen, other))
-                    return bool(error < np.sqrt(np.finfo(layout.dtype).eps) * change)
+                    change = np.abs(other - plain)[finite].max()
+                    precision = float(np.sqrt(np.finfo(layout.dtype).eps))
+                    return change > 0 and agree(seen[finite], plain[finite], change, precision)
         except Exception:  # Shapes need not fit.
             return False
         return False
@@ -805,12 +792,12 @@ class _Uses:
 
     def _products(self, value: TensorVariable) -> list[_Product]:
         """Products with what is not known, none where rows use the variable otherwise."""
-        own, found = frozenset([value]), []
-        for node in self._nodes:
-            of_inputs = [self._values & self._roots_of([each]) for each in node.inputs]
+        own, found, reading = frozenset([value]), [], self._reading
+        for node in reading.nodes:
+            of_inputs = [reading.values & reading.of([each]) for each in node.inputs]
             if own not in of_inputs:
                 continue
-            if self._values & self._roots_of(node.inputs) == own:
+            if reading.values & reading.of(node.inputs) == own:
                 if linear_inputs(node, [each != own for each in of_inputs]) is None:
                     return []
                 continue
@@ -825,11 +812,10 @@ class _Uses:
         self, node: Apply, variable: Variable, rest: Variable, value: TensorVariable
     ) -> _Product | None:
         """A product of one variable with what is not known, which depends on no rows."""
-        others = [each for each in node.inputs if each is not variable]
-        unknown = [each for each in others if self._values & self._roots_of([each])]
-        of_unknown = self._roots_of(unknown)
+        others, reading = [each for each in node.inputs if each is not variable], self._reading
+        unknown = [each for each in others if reading.values & reading.of([each])]
         is_once = len(others) == len(node.inputs) - 1
-        if not (unknown and is_once) or of_unknown & (self._rows | {value}):
+        if not (unknown and is_once) or reading.of(unknown) & (reading.rows | {value}):
             return None
         match getattr(node.op, "scalar_op", None):
             case Mul():
@@ -845,7 +831,7 @@ class _Uses:
 
     def _extended(self, product: _Product, value: TensorVariable) -> _Product:
         """With other factors after it, such as standard deviations of correlated coefficients."""
-        clients = self._clients.get(product.whole, [])
+        clients = [each for each in self._reading.nodes if product.whole in each.inputs]
         if len(clients) != 1:
             return product
         outer = self._product(clients[0], product.whole, product.rest, value)

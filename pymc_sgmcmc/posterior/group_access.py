@@ -12,10 +12,9 @@ from pymc.model import Model
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors
-from pytensor.scalar.basic import Cast
-from pytensor.tensor.elemwise import Elemwise
 
 from pymc_sgmcmc.errors import ModelError
+from pymc_sgmcmc.posterior.reading import before_casts
 from pymc_sgmcmc.posterior.row_access import RowAccess
 from pymc_sgmcmc.posterior.rows import RowLeaf, SeparatedModel, keep_whole
 from pymc_sgmcmc.posterior.threads import OfRows, in_order
@@ -255,12 +254,7 @@ def column_of(variable: Variable) -> tuple[RowSource, str] | None:
 
     A column in another type counts as well.
     """
-    while (
-        variable.owner is not None
-        and isinstance(variable.owner.op, Elemwise)
-        and isinstance(variable.owner.op.scalar_op, Cast)
-    ):
-        variable = variable.owner.inputs[0]
+    variable = before_casts(variable)
     source = getattr(variable.tag, "source_of_rows", None)
     if source is None or variable.name not in source.columns:
         return None

@@ -9,13 +9,13 @@ import numpy as np
 from pymc.model import Model
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
-from pytensor.graph.traversal import ancestors, walk
-from pytensor.tensor.subtensor import Subtensor
+from pytensor.graph.traversal import ancestors
 
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.posterior.bad_rows import WITHOUT_NAME
-from pymc_sgmcmc.posterior.graphs import leaf_value, shape_of
+from pymc_sgmcmc.posterior.graphs import shape_of, value_of
 from pymc_sgmcmc.posterior.pooled_rows import Block, pooled
+from pymc_sgmcmc.posterior.reading import axes_of_length
 from pymc_sgmcmc.posterior.rows import RowLeaf, SeparatedModel, Term, is_whole, merge
 from pymc_sgmcmc.posterior.simplify import computed_once
 from pymc_sgmcmc.posterior.terms import check_total_size
@@ -131,14 +131,14 @@ def _too_few_rows(model: Model, name: str) -> ModelError:
 
 def _row_lengths(model: Model, rows: str | Sequence[str] | None) -> dict[str, int]:
     """Numbers of rows of the observed variables to subsample and of the data variables named."""
-    observed = {
-        variable.name: shape[0]
-        for variable in model.observed_RVs
-        if (shape := shape_of(model.rvs_to_values[variable]))
-    }
-    data = {
-        variable.name: shape[0] for variable in model.data_vars if (shape := shape_of(variable))
-    }
+    observed, data = (
+        {
+            each.name: shape[0]
+            for each in of
+            if (shape := shape_of(model.rvs_to_values.get(each, each)))
+        }
+        for of in (model.observed_RVs, model.data_vars)
+    )
     if rows is None:
         if observed:
             return observed
@@ -167,7 +167,7 @@ def _row_lengths(model: Model, rows: str | Sequence[str] | None) -> dict[str, in
                 f"dimension with rows. Observed variables are {sorted(observed)}, data variables "
                 f"{sorted(data)}, and dimensions {sorted(model.coords)}."
             )
-        lengths |= {name: observed[name] if name in observed else data[name] for name in names}
+        lengths |= {name: (data | observed)[name] for name in names}
     if not observed.keys() & lengths.keys():
         numbers_of_rows = set(lengths.values())
         lengths = {
@@ -179,32 +179,13 @@ def _row_lengths(model: Model, rows: str | Sequence[str] | None) -> dict[str, in
 def _row_leaves(term: Term, n_rows: int, left_out: Collection[Variable]) -> dict[Variable, RowLeaf]:
     """Arrays in a term that have as many entries along one axis as there are rows."""
     leaves = {}
-    for variable in walk([term.log_density], _inputs_with_rows, bfs=False):
-        values = leaf_value(variable)
-        if values is None or n_rows not in values.shape or variable in left_out:
-            continue
-        if is_whole(variable):
-            continue
-        # Rows lead in the data of a user, but PyTensor turns constants of a model into other
-        # constants: the rows of `pt.stack([x, z])` lie along the last axis.
-        axis = values.shape.index(n_rows)
+    for variable, axis in axes_of_length(term.log_density, n_rows, left_out).items():
+        values = value_of(variable)
         name = variable.name or f"{WITHOUT_NAME} {values.shape} in {term.name}"
         if axis:
             values = np.ascontiguousarray(np.moveaxis(values, axis, 0))
         leaves[variable] = RowLeaf(name, (variable,), values, axis)
     return leaves
-
-
-def _inputs_with_rows(variable: Variable) -> list[Variable]:
-    """Inputs of what makes a variable, without a vector of which it is one entry, as in ``u[3]``.
-
-    Such vectors may be as long as the data by chance.
-    """
-    node = variable.owner
-    if node is None:
-        return []
-    is_entry = isinstance(node.op, Subtensor) and variable.type.ndim < node.inputs[0].type.ndim == 1
-    return node.inputs[1:] if is_entry else node.inputs
 
 
 def _lengths_of_rows(model: Model, n_rows: int) -> tuple[Variable, ...]:

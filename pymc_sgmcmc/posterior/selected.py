@@ -16,7 +16,7 @@ import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable, equal_computations
 from pytensor.graph.replace import clone_replace
-from pytensor.graph.traversal import ancestors, toposort
+from pytensor.graph.traversal import ancestors
 from pytensor.tensor.basic import Join
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
@@ -27,8 +27,9 @@ from pytensor.tensor.type import TensorType
 from pytensor.tensor.variable import TensorVariable
 from scipy import sparse
 
-from pymc_sgmcmc.posterior.graphs import cast_of_integers, is_integer, is_product
+from pymc_sgmcmc.posterior.graphs import is_integer, is_product
 from pymc_sgmcmc.posterior.posterior import Posterior
+from pymc_sgmcmc.posterior.reading import Indexing, Reading, is_all
 from pymc_sgmcmc.posterior.simplify import prepared
 
 type Table = np.ndarray | sparse.csr_array
@@ -281,16 +282,14 @@ def selected_graph(posterior: Posterior) -> SelectedGraph:
     It is a function of the position of the rows.
     """
     layout = posterior.layout
-    _, rows = posterior.position_and_rows()
-    length = pt.lscalar("length")
-    log_likelihood, _ = posterior.graphs_of_variables(rows, length)
+    _, rows, length = posterior.terms_of_rows
     sizes = dict(zip(layout.variables, layout.sizes, strict=True))
     # Lengths of dimensions are no part of the types of variables.
     shapes = dict(zip(layout.variables, layout.shapes, strict=True))
     chosen = list(layout.variables)
     while True:
-        selections = _Selections(shapes, chosen, rows)
-        graph = selections.replaced(log_likelihood)
+        selections = _Selections(shapes, chosen, posterior.reading)
+        graph = selections.replaced(posterior.sum_of_terms)
         used = set(ancestors([graph]))
         found = [selection for selection in selections.found if selection.entries in used]
         widths = dict.fromkeys(layout.variables, 0)
@@ -326,8 +325,8 @@ class _Selections:
         All value variables and their shapes.
     chosen : sequence of TensorVariable
         Those whose selected entries become inputs. The others stay in the graph.
-    rows : sequence of TensorVariable
-        Symbolic rows.
+    reading : Reading
+        That of the graph.
 
     Attributes
     ----------
@@ -338,46 +337,33 @@ class _Selections:
         self,
         shapes: Mapping[TensorVariable, tuple[int, ...]],
         chosen: Sequence[TensorVariable],
-        rows: Sequence[TensorVariable],
+        reading: Reading,
     ):
-        self._shapes, self._variables = shapes, set(shapes)
-        self._chosen = set(chosen)
-        self._rows = list(rows)
+        self._shapes, self._chosen, self._reading = shapes, set(chosen), reading
         self.found: list[Selection] = []
 
     def replaced(self, graph: TensorVariable) -> TensorVariable:
         """The graph with selections of rows done first and replaced by inputs."""
-        indices = index_arrays(graph, self._rows)
-        rebuilt: dict[Variable, Variable] = {}
-        for node in toposort([graph]):
-            selected = self._selected(node, indices)
-            if selected is not None:
-                rebuilt[node.outputs[0]] = selected
-                continue
-            inputs = [rebuilt.get(variable, variable) for variable in node.inputs]
-            if inputs != node.inputs:
-                outputs = node.clone_with_new_inputs(inputs, strict=False).outputs
-                rebuilt.update(zip(node.outputs, outputs, strict=True))
-        return rebuilt.get(graph, graph)
+        entries = {
+            each.result: selected
+            for each in self._reading.indexings
+            if (selected := self._selected(each)) is not None
+        }
+        return clone_replace([graph], entries, rebuild_strict=False)[0]
 
-    def _selected(
-        self, node: Apply, indices: dict[Variable, TensorVariable]
-    ) -> TensorVariable | None:
-        """The result of a node that selects from variables by rows, None for other nodes."""
-        if not isinstance(node.op, AdvancedSubtensor):
-            return None
-        array = node.inputs[0]
-        places = indices_from_subtensor(node.inputs[1:], node.op.idx_list)
+    def _selected(self, indexing: Indexing) -> TensorVariable | None:
+        """What a place selects from variables by rows, None where it is of another form."""
+        array, places, first = indexing.array, indexing.places, 0
         # `x[0, index]` is `x[0][index]`.
-        while _is_number(places[0]) and len(places) > 1 and not isinstance(places[1], slice):
-            array, places = array[places[0]], places[1:]
-        axis = next((number for number, place in enumerate(places) if not _is_all(place)), 0)
-        index = indices.get(places[axis]) if isinstance(places[axis], Variable) else None
-        others = places[axis + 1 :]
+        while _is_number(places[first]) and not isinstance(places[first + 1], slice):
+            first += 1
+        if first:
+            array, places = array[places[:first]], places[first:]
+        axis = next((number for number, place in enumerate(places) if not is_all(place)), 0)
+        index, others = self._reading.vectors.get(places[axis]), places[axis + 1 :]
         if index is None or (axis and others) or any(other is None for other in others):
             return None
-        origins = set(ancestors([array]))
-        if not origins & self._variables or origins & set(self._rows):
+        if not indexing.of or indexing.of & self._reading.rows:
             return None
         entries = self._entries(array, axis, index)
         if not others:
@@ -391,7 +377,7 @@ class _Selections:
         if array in self._chosen:
             return pt.moveaxis(self._input(array, axis, index), 0, axis)
         node = array.owner
-        if node is not None and self._variables.intersection(ancestors([array])):
+        if node is not None and self._reading.of(node.inputs):
             if isinstance(node.op, AdvancedSubtensor):
                 inner = self._index_of_index(node, axis, index)
                 if inner is not None:
@@ -410,7 +396,7 @@ class _Selections:
         """The index k[index] of ``x[k][index]``, None where the node is not of this form."""
         places = indices_from_subtensor(node.inputs[1:], node.op.idx_list)
         inner = places[-1]
-        if len(places) != axis + 1 or not all(_is_all(place) for place in places[:-1]):
+        if len(places) != axis + 1 or not all(is_all(place) for place in places[:-1]):
             return None
         if not (isinstance(inner, Variable) and inner.type.ndim == 1 and is_integer(inner)):
             return None
@@ -430,54 +416,6 @@ class _Selections:
         entries = TensorType(variable.dtype, shape=(None, *shape))(f"{variable.name}_entries")
         self.found.append(Selection(variable, axis, index, entries))
         return entries
-
-
-def index_arrays(
-    graph: TensorVariable, rows: Sequence[TensorVariable]
-) -> dict[Variable, TensorVariable]:
-    """Vectors of whole numbers with one number for each row, as functions of the rows alone.
-
-    Returns
-    -------
-    dict of Variable to TensorVariable
-        The value is the same vector before casts that keep all numbers.
-    """
-    matrices = {row for row in rows if row.ndim == 2 and is_integer(row)}
-    vectors: dict[Variable, TensorVariable] = {
-        row: row for row in rows if row.ndim == 1 and is_integer(row)
-    }
-    for node in toposort([graph]):
-        output = node.outputs[0]
-        if not node.inputs or getattr(output.type, "ndim", None) != 1 or not is_integer(output):
-            continue
-        first = node.inputs[0]
-        if cast_of_integers(node) and first in vectors:
-            keeps_all = np.can_cast(first.dtype, output.dtype)
-            vectors[output] = vectors[first] if keeps_all else output
-        elif isinstance(node.op, Elemwise):
-            others = [variable for variable in node.inputs if variable not in vectors]
-            # A number for all rows, as in `group - 1`.
-            if len(others) < len(node.inputs) and all(
-                not set(rows).intersection(ancestors([other])) and other.type.broadcastable[0]
-                for other in others
-            ):
-                vectors[output] = output
-        elif isinstance(node.op, Subtensor) and first in matrices:
-            places = indices_from_subtensor(node.inputs[1:], node.op.idx_list)
-            if _is_all(places[0]):
-                vectors[output] = output
-        elif (
-            isinstance(node.op, AdvancedSubtensor)
-            and first.type.ndim == 1
-            and node.inputs[1] in vectors
-            and not set(rows).intersection(ancestors([first]))
-        ):
-            vectors[output] = output
-    return vectors
-
-
-def _is_all(place: Any) -> bool:
-    return isinstance(place, slice) and place == ALL
 
 
 def _is_number(place: Any) -> bool:
@@ -524,7 +462,7 @@ def entries_of_result(node: Apply, axis: int, entries: Entries) -> TensorVariabl
             places = indices_from_subtensor(node.inputs[1:], op.idx_list)
             places = [*places, *(ALL,) * (x.type.ndim - len(places))]
             kept = [number for number, place in enumerate(places) if isinstance(place, slice)]
-            if _is_all(places[kept[axis]]):
+            if is_all(places[kept[axis]]):
                 return entries(x, kept[axis])[tuple(places)]
         case SpecifyShape():
             return entries(x, axis)

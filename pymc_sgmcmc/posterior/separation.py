@@ -8,6 +8,9 @@ module finds that split in the graph of a PyMC model, in one of two ways:
 * ordinary models: the observed variables and all data arrays (constants and `pymc.Data`) that
   share their leading length are the rows.
 
+Models without data have the prior and the potentials alone for a target, and two rows of log
+likelihood zero.
+
 The split is not trusted: `pymc_sgmcmc.posterior.check` evaluates it numerically.
 """
 
@@ -25,13 +28,18 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor.type import TensorType
 
 from pymc_sgmcmc.errors import ModelError
-from pymc_sgmcmc.posterior.graphs import minibatch_nodes, rebuild
+from pymc_sgmcmc.posterior.graphs import minibatch_nodes, rebuild, shape_of
 from pymc_sgmcmc.posterior.minibatch_rows import separate_minibatch_model
-from pymc_sgmcmc.posterior.no_rows import has_rows, separate_without_rows
 from pymc_sgmcmc.posterior.ordinary_rows import separate_ordinary_model
-from pymc_sgmcmc.posterior.rows import SeparatedModel, Term, is_whole
+from pymc_sgmcmc.posterior.rows import RowLeaf, SeparatedModel, Term, is_whole
 from pymc_sgmcmc.posterior.terms import model_terms
 from pymc_sgmcmc.posterior.unsupported import check_parameters, refuse_unsupported
+
+NO_DATA = "no_data"
+"""The rows that stand for no data have this name."""
+
+STANDING_ROWS = 2
+"""So many rows of log likelihood zero stand for no data, since minibatches need two."""
 
 
 def separate_rows(
@@ -63,7 +71,7 @@ def separate_rows(
     ModelError
         Where the rows cannot be told apart; the message names the variable and what to pass.
     """
-    without_rows = not needs_rows and rows is None and not has_rows(model)
+    without_rows = not needs_rows and rows is None and not _has_rows(model)
     if not model.observed_RVs and not model.potentials and not without_rows:
         raise ModelError(
             "The model has no observed variables, and so no rows to subsample. Sample it with "
@@ -75,7 +83,7 @@ def separate_rows(
     for term in terms.values():
         refuse_unsupported(term)
     if without_rows:
-        return _own_shared(separate_without_rows(terms))
+        return _own_shared(_separate_without_rows(terms))
     nodes = minibatch_nodes([term.log_density for term in terms.values()])
     if not nodes:
         return _own_shared(separate_ordinary_model(model, terms, rows))
@@ -85,6 +93,25 @@ def separate_rows(
             "or build the model on the full arrays."
         )
     return _own_shared(separate_minibatch_model(model, terms, nodes))
+
+
+def _has_rows(model: Model) -> bool:
+    """Whether an observed variable has two rows or more along its first axis."""
+    lengths = [shape_of(model.rvs_to_values[variable])[:1] for variable in model.observed_RVs]
+    return any(length and length[0] > 1 for length in lengths)
+
+
+def _separate_without_rows(terms: dict[str, Term]) -> SeparatedModel:
+    """All terms in full, beside rows of log likelihood zero.
+
+    With these rows every part of the package that handles rows stays as it is.
+    """
+    standing = pytensor.shared(np.zeros(STANDING_ROWS), NO_DATA, shape=(None,))
+    values = standing.get_value(borrow=True)
+    leaf = RowLeaf(NO_DATA, (standing,), values)
+    return SeparatedModel(
+        tuple(terms.values()), (Term(NO_DATA, 0.0 * standing),), (leaf,), STANDING_ROWS, None
+    )
 
 
 def _own_shared(separated: SeparatedModel) -> SeparatedModel:

@@ -17,6 +17,7 @@ from pytensor.graph.traversal import toposort
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.variable import TensorVariable
 
+from pymc_sgmcmc.posterior.agreement import agree
 from pymc_sgmcmc.posterior.threads import SharedFunction, on_one_thread
 
 TOGETHER = 64
@@ -80,8 +81,6 @@ def at_several_positions(
     except Exception:  # Operations may fail in any way where they do not allow another axis.
         return None
     wanted = np.array([np.append(gradient, value) for value, gradient in expected])
-    tolerance = np.sqrt(np.finfo(position.dtype).eps)
-    largest = np.abs(wanted[np.isfinite(wanted)]).max(initial=0)
-    found = np.column_stack([gradients, values])
-    agree = np.allclose(found, wanted, tolerance, tolerance * largest, equal_nan=True)
-    return function if agree else None
+    found, precision = np.column_stack([gradients, values]), np.sqrt(np.finfo(position.dtype).eps)
+    size = np.abs(wanted) + np.abs(wanted[np.isfinite(wanted)]).max(initial=0)
+    return function if agree(found, wanted, size, precision) else None

@@ -20,6 +20,7 @@ import pytensor.tensor as pt
 from scipy import sparse
 
 from pymc_sgmcmc.errors import ModelError
+from pymc_sgmcmc.posterior.agreement import agree
 from pymc_sgmcmc.posterior.posterior import Posterior
 from pymc_sgmcmc.posterior.selected import SelectedGraph, places_of
 
@@ -425,8 +426,8 @@ class SparseCurvature:
                 if len(row) == len(column):
                     of_level[row] = signs[column] * one[row]
                     parts.append((row, column, one[row] / scale[column]))
-            apart = np.abs(other - of_level)[self.effects]
-            if not np.all(apart <= SAME * np.abs(one[column]).max()):
+            size, of_effects = np.abs(one[column]).max(), self.effects
+            if not agree(other[of_effects], of_level[of_effects], size, SAME, finite=True):
                 return None
         rows, places, values = (np.concatenate(each) for each in zip(*parts, strict=True))
         total = sparse.coo_array((values, (rows, places)), shape=(d, d)).tocsr()

@@ -12,16 +12,13 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace, vectorize_graph
 from pytensor.graph.rewriting.utils import rewrite_graph
-from pytensor.graph.traversal import ancestors, toposort
-from pytensor.scalar.basic import Cast
-from pytensor.tensor.elemwise import Elemwise
-from pytensor.tensor.subtensor import AdvancedSubtensor
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.compiling.compiled import inline_inner_graphs
 from pymc_sgmcmc.posterior.effects import EffectCoordinates
 from pymc_sgmcmc.posterior.graphs import by_weights
 from pymc_sgmcmc.posterior.position import PositionLayout
+from pymc_sgmcmc.posterior.reading import Reading, before_casts
 from pymc_sgmcmc.posterior.rows import SeparatedModel
 from pymc_sgmcmc.posterior.simplify import drop_settled_switches, prepared
 from pymc_sgmcmc.posterior.threads import OfRows
@@ -156,7 +153,7 @@ class SymbolicPosterior(ABC):
 
     def _densities_of_rows(self, rows: Sequence[TensorVariable]) -> TensorVariable | None:
         """Log likelihood of each row in value variables, None where terms are already summed."""
-        terms, _, placeholder_length = self._row_terms_template
+        terms, _, placeholder_length = self.terms_of_rows
         if not all(term.type.ndim for term in terms):
             return None
         sums = [term.reshape((placeholder_length, -1)).sum(axis=1) for term in terms]
@@ -169,20 +166,6 @@ class SymbolicPosterior(ABC):
         if (densities := self._densities_of_rows(rows)) is not None:
             return self._gradient_at(prepared((weights * densities).sum()), position)
         return weights @ self.single_row_gradients(position, rows)
-
-    def graphs_of_variables(
-        self, rows: Sequence[TensorVariable], length: TensorVariable
-    ) -> tuple[TensorVariable, dict[str, TensorVariable]]:
-        """Log likelihood of symbolic rows, and each term without rows, in value variables.
-
-        The terms are elementwise or summed, by the names of the model. Variables are those of
-        `layout`, in place of slices of a position.
-        """
-        terms = {
-            term.name: clone_replace(term.log_density, self._other_values, rebuild_strict=False)
-            for term in self._separated.full_terms
-        }
-        return self._summed_rows(rows, length), terms
 
     def single_row_gradients(
         self, position: TensorVariable, rows: Sequence[TensorVariable]
@@ -238,14 +221,10 @@ class SymbolicPosterior(ABC):
     @cached_property
     def prior_depends_on_others(self) -> bool:
         """Whether the part without rows depends on variables outside the position and within it."""
-        position = set(self.layout.variables)
-        others = set(self._other_values.values())
-        for term in self._separated.full_terms:
-            graph = clone_replace(term.log_density, self._other_values, rebuild_strict=False)
-            inputs = set(ancestors([graph]))
-            if inputs & position and inputs & others:
-                return True
-        return False
+        graphs = [term.log_density for term in self._separated.full_terms]
+        position, others = self.layout.variables, self._other_values
+        reading = Reading(graphs, [*position, *others])
+        return any(len({each in others for each in reading.of([graph])}) > 1 for graph in graphs)
 
     @cached_property
     def indexed_sizes(self) -> dict[int, int | None]:
@@ -253,19 +232,14 @@ class SymbolicPosterior(ABC):
 
         By the number of the column. None is a number that the graph does not know.
         """
-        _, rows, _ = self._row_terms_template
-        numbers: dict[Variable, int] = {variable: number for number, variable in enumerate(rows)}
-        sizes: dict[int, int | None] = {}
-        for node in toposort([self._log_likelihood_template]):
-            if isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, Cast):
-                if node.inputs[0] in numbers:
-                    numbers[node.outputs[0]] = numbers[node.inputs[0]]
-            elif isinstance(node.op, AdvancedSubtensor):
-                for axis, place in enumerate(node.op.idx_list):
-                    index = node.inputs[1 + place] if isinstance(place, int) else None
-                    if index is not None and index in numbers and index.dtype.startswith("int"):
-                        sizes[numbers[index]] = node.inputs[0].type.shape[axis]
-        return sizes
+        _, rows, _ = self.terms_of_rows
+        numbers = {variable: number for number, variable in enumerate(rows)}
+        return {
+            numbers[column]: each.array.type.shape[axis]
+            for each in self.reading.indexings
+            for axis, index in each.indices.items()
+            if (column := before_casts(index)) in numbers and index.dtype.startswith("int")
+        }
 
     @cached_property
     def _log_prior_graph(self) -> TensorVariable:
@@ -286,27 +260,33 @@ class SymbolicPosterior(ABC):
         self, rows: Sequence[TensorVariable], length: TensorVariable
     ) -> TensorVariable:
         """Log likelihood of symbolic rows in value variables, as the model has it."""
-        return self._of_rows(self._sum_of_terms, rows, length)
+        return self._of_rows(self.sum_of_terms, rows, length)
 
     def _of_rows(
         self, graph: TensorVariable, rows: Sequence[TensorVariable], length: TensorVariable
     ) -> TensorVariable:
         """A graph of the placeholders for rows and for their number, with symbolic rows."""
-        _, placeholders, placeholder_length = self._row_terms_template
+        _, placeholders, placeholder_length = self.terms_of_rows
         replacements = dict(zip(placeholders, rows, strict=True))
         replacements[placeholder_length] = length
         return clone_replace(graph, replacements, rebuild_strict=False)
 
+    @cached_property
+    def reading(self) -> Reading:
+        """What the terms of rows depend on, and where rows and variables are indexed."""
+        terms, rows, _ = self.terms_of_rows
+        return Reading(terms, self.layout.variables, rows)
+
     @property
-    def _sum_of_terms(self) -> TensorVariable:
+    def sum_of_terms(self) -> TensorVariable:
         """Log likelihood of placeholders for rows, as the model has it."""
-        sums = [term.sum() for term in self._row_terms_template[0]]
+        sums = [term.sum() for term in self.terms_of_rows[0]]
         return sum(sums[1:], sums[0])
 
     @cached_property
     def _log_likelihood_template(self) -> TensorVariable:
         """Log likelihood of placeholders for rows, ready for its gradient."""
-        return prepared(self._sum_of_terms)
+        return prepared(self.sum_of_terms)
 
     @cached_property
     def _single_row_template(self) -> tuple[TensorVariable, list[TensorVariable]]:
@@ -315,7 +295,7 @@ class SymbolicPosterior(ABC):
         return prepared(self._summed_rows(single, pt.constant(1, dtype="int64"))), single
 
     @cached_property
-    def _row_terms_template(
+    def terms_of_rows(
         self,
     ) -> tuple[list[TensorVariable], list[TensorVariable], TensorVariable]:
         """Terms of the log likelihood of placeholders, these placeholders, and their number.

@@ -205,6 +205,20 @@ def test_improper_local_variables():
     assert [variable.name for variable in groups.free_RVs] == ["slope"]
 
 
+def test_entries_of_data_that_are_as_long_as_there_are_groups():
+    """A single entry is one number for all groups and records, whatever groups are chosen."""
+    weights = np.linspace(-1, 1, N_GROUPS)
+    with pm.Model() as model:
+        w, b = pm.Data("w", weights), pm.Normal("b")
+        z = pm.Normal("z", w[1] * b, 1.0, shape=N_GROUPS)
+        pm.Normal("y", z[GROUP] + w[2] * b, 1.0, observed=Y)
+    log_density = marginalize(model, "z").compile_logp(mode=PYTHON_MODE)
+    mean, same = 0.3 * (weights[1] + weights[2]), GROUP[:, None] == GROUP
+    law = stats.multivariate_normal(np.full(len(Y), mean), np.eye(len(Y)) + same)
+    expected = law.logpdf(Y) + stats.norm.logpdf(0.3)
+    assert log_density({"b": np.array(0.3)}) == pytest.approx(expected, abs=1e-9)
+
+
 # --- Groups without records, cells, and initial values ----------------------------------------
 
 

@@ -19,8 +19,7 @@ from pytensor.graph.traversal import ancestors
 
 from pymc_sgmcmc.compiling.compiled import PYTHON_MODE
 from pymc_sgmcmc.errors import ModelError
-from pymc_sgmcmc.posterior import Posterior
-from pymc_sgmcmc.posterior import posterior as posterior_module
+from pymc_sgmcmc.posterior import Posterior, evaluation
 from tests.support.row_models import CASES, GROUP, N_ROWS, Case, X, Y
 from tests.support.row_reference import Reference, agrees, close
 
@@ -137,7 +136,7 @@ def test_chunks_add_up(name, length, monkeypatch):
     posterior = posterior_of(name, "ordinary")
     position = positions(name, 1)[0]
     value, gradient = posterior.log_density_and_gradient(position)
-    monkeypatch.setattr(posterior_module, "CHUNK_ELEMENTS", length * posterior._widest_row)
+    monkeypatch.setattr(evaluation, "CHUNK_ELEMENTS", length * posterior._widest_row)
     sizes = [len(chunk[0]) for chunk in posterior.chunks()]
     assert sum(sizes) == N_ROWS
     assert max(sizes) == length
@@ -161,7 +160,7 @@ def test_curvature_is_the_derivative_of_the_gradient(name, monkeypatch):
     found = posterior.likelihood_curvature(position)
     size = np.abs(expected).max()
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7 * size)
-    monkeypatch.setattr(posterior_module, "CHUNK_ELEMENTS", 7 * posterior._widest_row)
+    monkeypatch.setattr(evaluation, "CHUNK_ELEMENTS", 7 * posterior._widest_row)
     close(posterior.likelihood_curvature(position), found)
     numbers = np.array([3, 3, 20])
     of_rows = [
@@ -182,7 +181,7 @@ def test_no_curvature_where_an_operation_has_no_second_derivative():
 
 def test_conditions_are_settled_by_all_chunks(monkeypatch):
     """A condition may hold for all rows of one chunk and not for all rows."""
-    monkeypatch.setattr(posterior_module, "CHUNK_ELEMENTS", 1)
+    monkeypatch.setattr(evaluation, "CHUNK_ELEMENTS", 1)
     with pm.Model() as model:
         known, b = pm.Data("known", np.sort(X[:, 0])), pm.Normal("b", shape=3)
         mu = pt.switch(known > 0, b[0], pt.switch(known > 100, b[1], b[2]))
@@ -842,7 +841,7 @@ def test_large_data_are_no_slower(way):
 
 @pytest.mark.parametrize("name", CASES)
 def test_prior_and_rows_of_several_positions_at_once(name, rng, monkeypatch):
-    monkeypatch.setattr(posterior_module, "FEWEST_COORDINATES_TOGETHER", 1)
+    monkeypatch.setattr(evaluation, "FEWEST_COORDINATES_TOGETHER", 1)
     posterior = Posterior(CASES[name].ordinary())
     positions = posterior.initial_position + 0.1 * rng.normal(size=(120, posterior.dimension))
     values, gradients = posterior.log_priors_and_gradients(positions)
@@ -852,7 +851,7 @@ def test_prior_and_rows_of_several_positions_at_once(name, rng, monkeypatch):
         wanted, of_gradient = posterior.log_prior_and_gradient(position)
         assert value == pytest.approx(wanted, rel=1e-12)
         np.testing.assert_allclose(gradient, of_gradient, rtol=1e-10, atol=1e-12)
-    monkeypatch.setattr(posterior_module, "CHUNK_ELEMENTS", 70 * len(positions))  # pieces of rows
+    monkeypatch.setattr(evaluation, "CHUNK_ELEMENTS", 70 * len(positions))  # pieces of rows
     values, gradients = posterior.log_likelihoods_and_gradients(positions, posterior.data)
     for position, value, gradient in zip(positions[:9], values, gradients, strict=False):
         wanted, of_gradient = posterior.log_likelihood_and_gradient(position, posterior.data)
@@ -862,7 +861,7 @@ def test_prior_and_rows_of_several_positions_at_once(name, rng, monkeypatch):
 
 
 def test_a_prior_without_position_has_values_for_each(monkeypatch):
-    monkeypatch.setattr(posterior_module, "FEWEST_COORDINATES_TOGETHER", 1)
+    monkeypatch.setattr(evaluation, "FEWEST_COORDINATES_TOGETHER", 1)
     with pm.Model() as model:
         slope = pm.Flat("slope")
         pm.Normal("y", slope, 1, observed=np.zeros(10))

@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from pymc_sgmcmc import SGLDCV, Posterior
 from pymc_sgmcmc.compiling.compiled import PYTHON_MODE, compile_quietly
-from pymc_sgmcmc.posterior import posterior as posterior_module
+from pymc_sgmcmc.posterior import evaluation
 from pymc_sgmcmc.posterior import threads as threads_module
 from pymc_sgmcmc.posterior.threads import (
     FEWEST_PIECES,
@@ -76,7 +76,7 @@ def test_errors_of_numpy_are_those_of_the_caller():
 
 @pytest.mark.slow
 def test_a_pass_has_the_bits_of_one_thread(monkeypatch, rng):
-    monkeypatch.setattr(posterior_module, "CHUNK_ELEMENTS", 3_000)
+    monkeypatch.setattr(evaluation, "CHUNK_ELEMENTS", 3_000)
     X = rng.normal(size=(60_000, 3))
     with pm.Model() as model:
         slopes = pm.Normal("slopes", shape=3)
@@ -90,7 +90,7 @@ def test_a_pass_has_the_bits_of_one_thread(monkeypatch, rng):
         return np.array([value, *gradient, *posterior.likelihood_gradient(position), *curvature[0]])
 
     expected = passes()
-    monkeypatch.setattr(posterior_module, "threads_of_blas", lambda: 4)
+    monkeypatch.setattr(evaluation, "threads_of_blas", lambda: 4)
     for _ in range(5):
         np.testing.assert_array_equal(passes(), expected)
 
@@ -211,7 +211,7 @@ def test_threads_take_turns_in_operations_of_users():
 
 def test_other_variables_take_one_thread(rng, monkeypatch):
     """They are set to other values, and back, while rows are evaluated."""
-    monkeypatch.setattr(posterior_module, "threads_of_blas", lambda: 4)
+    monkeypatch.setattr(evaluation, "threads_of_blas", lambda: 4)
     y = rng.normal(size=50)
     with pm.Model() as model:
         mean = pm.Normal("mean")

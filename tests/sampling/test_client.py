@@ -284,7 +284,7 @@ def test_passes_on_a_client_of_the_rows(client, arrays, tmp_path):
 @pytest.mark.parametrize("partition_rows", [1, 7, 30, 5000])
 def test_passes_have_the_sums_of_ranges_in_memory(client, rng, partition_rows, monkeypatch):
     """For ranges within partitions, over several of them, and at their bounds."""
-    monkeypatch.setattr("pymc_sgmcmc.posterior.posterior.CHUNK_ELEMENTS", 120)
+    monkeypatch.setattr("pymc_sgmcmc.posterior.evaluation.CHUNK_ELEMENTS", 120)
     values = {"X": rng.normal(size=(65, 3)), "y": rng.integers(2, size=65)}
     rows = CountedRows(values, rows=partition_rows)
     local, at = Posterior(in_memory(values)), rng.normal(size=3)
