@@ -47,7 +47,9 @@ class Center:
     is_guide : bool
         Whether that Gaussian is near the posterior, as far as is known.
     is_mode : bool
-        Whether it is the end of a search for the mode, which came to rest there.
+        Whether it is the end of a search for the mode.
+    came_to_rest : bool
+        Whether this search did so, in coordinates that remained what they were.
     collapsed : tuple of int
         Coordinates whose prior is of zero width at the end of that search, the narrowest first.
     """
@@ -63,6 +65,7 @@ class Center:
     misfit: Mismatch | MismatchAlongCoordinates = field(default=NONE, repr=False, compare=False)
     is_guide: bool = True
     is_mode: bool = False
+    came_to_rest: bool = True
     collapsed: tuple[int, ...] = ()
 
     @property

@@ -35,7 +35,6 @@ from pymc_sgmcmc.tuning.gaussian import (
 from pymc_sgmcmc.tuning.judge import ControlVariates, with_steepest
 from pymc_sgmcmc.tuning.mean_field import mean_field
 from pymc_sgmcmc.tuning.mode_search import (
-    CENTER_TOLERANCE,
     NEWTON_PROGRESS,
     collapsed_coordinates,
     find_mode,
@@ -125,9 +124,7 @@ def _settled_mode(
         start = own.informed(start, _information(posterior, subsample, start))
         scale = coordinate_scale(posterior, subsample, start)
     center, before = find_mode(posterior, subsample, large, start, scale), np.inf
-    while own is not None:
-        if not center.distance <= 10 * CENTER_TOLERANCE:
-            return replace(center, is_mode=False)
+    while own is not None and center.came_to_rest:
         if center.curvature.is_dense:
             moved = own.adapted(center.position, center.curvature.precision)
         else:
@@ -140,7 +137,7 @@ def _settled_mode(
         if distance <= 1:
             break
         if not distance < before / 2:
-            return replace(center, is_mode=False)
+            return replace(center, came_to_rest=False)
         before = distance
     return center
 

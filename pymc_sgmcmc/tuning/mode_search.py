@@ -87,7 +87,8 @@ def find_mode(
     rows, of_rows = (large, None) if difference is None else (subsample, difference.curvature)
     curvature = curvature_at(posterior, rows, position, of_rows=of_rows)
     center = center_at(posterior, position, curvature, gradient)
-    return replace(center, difference=difference, is_mode=True)
+    rests = center.distance <= 10 * CENTER_TOLERANCE
+    return replace(center, difference=difference, is_mode=True, came_to_rest=rests)
 
 
 def _mode_of_subsample(

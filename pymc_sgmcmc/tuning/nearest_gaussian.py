@@ -177,10 +177,11 @@ def _nearest(
     more = Subsample(posterior, evaluations, 2 * SUBSAMPLE_OPERATIONS)
     far = [replace(mode, misfit=mismatch_at(judge, mode))]
     begins = [(mode.position, mode.curvature.conditional_deviations), (start, scale)]
-    # A search that begins at a scale of zero hardly leaves it, and one that did not come to rest
-    # went away from the mass.
-    is_none = not mode.is_mode or collapsed(mode)
-    for position, deviations in begins[1:] if is_none else begins:
+    if collapsed(mode):
+        begins = begins[1:]  # A search that begins at a scale of zero hardly leaves it.
+    elif not mode.came_to_rest:
+        begins.reverse()
+    for position, deviations in begins:
         try:
             position, deviations = mean_field(posterior, position, deviations)
         except ValueError:  # The log density is not finite around the start.

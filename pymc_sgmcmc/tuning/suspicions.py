@@ -94,7 +94,7 @@ def no_mode(posterior: Posterior, rows: Subsample, center: Center) -> str | None
 
 
 OF_A_SEARCH: tuple[Suspicion, ...] = (no_guide, another_mode, funnel)
-OF_A_GIVEN_CENTER: tuple[Suspicion, ...] = (no_curvature, no_mode)
+OF_A_GIVEN_CENTER: tuple[Suspicion, ...] = (no_mode, no_curvature)
 OF_ANY_CENTER: tuple[Suspicion, ...] = (jump,)
 
 
