@@ -13,7 +13,7 @@ from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.position import DENSE_DIMENSION
 from pymc_sgmcmc.tuning.center import Center
 from pymc_sgmcmc.tuning.gaussian import FEWEST_PAIRS
-from pymc_sgmcmc.tuning.subsample import Subsample
+from pymc_sgmcmc.tuning.subsample import SINGLE_ROWS, Subsample
 
 LEAST_CHANGE = 0.3
 """Between two points the log density changes by at least this much more or less than its gradients
@@ -51,16 +51,21 @@ def jump(posterior: Posterior, rows: Subsample, center: Center) -> str | None:
     rng = np.random.default_rng(1815)
     normals = rng.standard_normal((FEWEST_PAIRS, posterior.dimension))
     shifts = [center.curvature.root @ z for z in normals]
-    some = rows.some_rows
-    weight = posterior.n_rows / len(some[0])
-
-    def of_rows(position: np.ndarray) -> tuple[float, np.ndarray]:
-        value, gradient = posterior.log_likelihood_and_gradient(position, some)
-        return weight * value, weight * gradient
-
     densities: list[Density] = [posterior.log_prior_and_gradient]
+    # Rows of a source that are at hand are enough: to read a sample may take as long as a pass.
+    at_hand = posterior.some_rows if posterior.has_rows else []
+    if at_hand:
+        step = max(1, len(at_hand[0]) // SINGLE_ROWS)
+        some = posterior.part(at_hand, slice(None, None, step))
+        weight = posterior.n_rows / len(some[0])
+
+        def of_rows(position: np.ndarray) -> tuple[float, np.ndarray]:
+            value, gradient = posterior.log_likelihood_and_gradient(position, some)
+            return weight * value, weight * gradient
+
+        densities.append(of_rows)
     farther = float(np.finfo(posterior.dtype).eps) ** -0.25
-    for density in [*densities, of_rows] if posterior.has_rows else densities:
+    for density in densities:
         with np.errstate(all="ignore"):
             found = _first_jump(density, center.position, shifts, posterior.dtype)
             if found is not None:
