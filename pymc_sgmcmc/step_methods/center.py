@@ -22,14 +22,16 @@ from pymc_sgmcmc.step_methods.estimators import JointCenter
 from pymc_sgmcmc.step_methods.settings import CENTERS, Settings
 from pymc_sgmcmc.tuning import (
     NOISE_POINTS,
+    OF_A_GIVEN_CENTER,
+    OF_ANY_CENTER,
     Center,
     Curvature,
+    Subsample,
     center_at,
-    check_given_center,
     find_center,
     judge_at,
     laplace_draws,
-    warn_of_jumps,
+    warn_of,
     with_steepest,
 )
 
@@ -69,7 +71,7 @@ def _center(settings: Settings, posterior: Posterior) -> JointCenter:
     else:
         joint_center = _given(settings, posterior)
     check_determined(joint_center.center.curvature, posterior)
-    warn_of_jumps(posterior, joint_center.center)
+    warn_of(OF_ANY_CENTER, posterior, Subsample(posterior), joint_center.center)
     return joint_center
 
 
@@ -109,7 +111,7 @@ def _given(settings: Settings, posterior: Posterior) -> JointCenter:
                 "away from the mode. Give a point near the mode, or leave `center` out to have it "
                 "searched."
             )
-        check_given_center(center)
+        warn_of(OF_A_GIVEN_CENTER, posterior, Subsample(posterior), center)
     center = _steepened(center, posterior, center)
     return JointCenter(center, _values_of_others(posterior))
 

@@ -12,27 +12,30 @@ from pymc_sgmcmc.tuning.curvature import (
     has_dense_curvature,
     prior_precision,
 )
-from pymc_sgmcmc.tuning.find_center import check_given_center, find_center
+from pymc_sgmcmc.tuning.find_center import find_center
 from pymc_sgmcmc.tuning.judge import judge_at, with_steepest
-from pymc_sgmcmc.tuning.jumps import warn_of_jumps
 from pymc_sgmcmc.tuning.row_noise import NOISE_POINTS, RowNoise, row_noise
 from pymc_sgmcmc.tuning.step_size import (
     VARIANCE_INFLATION,
     StepSizeChoice,
     choose_step_size,
 )
+from pymc_sgmcmc.tuning.subsample import Subsample
+from pymc_sgmcmc.tuning.suspicions import OF_A_GIVEN_CENTER, OF_ANY_CENTER, warn_of
 
 __all__ = [
     "DENSE_DIMENSION",
     "GATHERED",
     "NOISE_POINTS",
+    "OF_ANY_CENTER",
+    "OF_A_GIVEN_CENTER",
     "VARIANCE_INFLATION",
     "Center",
     "Curvature",
     "RowNoise",
     "StepSizeChoice",
+    "Subsample",
     "center_at",
-    "check_given_center",
     "choose_batch_size",
     "choose_step_size",
     "dense_curvature",
@@ -44,6 +47,6 @@ __all__ = [
     "least_cost",
     "prior_precision",
     "row_noise",
-    "warn_of_jumps",
+    "warn_of",
     "with_steepest",
 ]

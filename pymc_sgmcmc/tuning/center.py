@@ -11,13 +11,14 @@ from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.gradient_estimators.center_difference import CenterDifference
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning.curvature import Curvature, curvature_at, has_dense_curvature
-from pymc_sgmcmc.tuning.gaussian import FEWEST_PAIRS, chi_quantiles
+from pymc_sgmcmc.tuning.gaussian import (
+    FEWEST_PAIRS,
+    NONE,
+    Mismatch,
+    MismatchAlongCoordinates,
+    chi_quantiles,
+)
 from pymc_sgmcmc.tuning.subsample import Subsample
-
-FARTHEST_CENTER = 3.0
-"""A centre farther from the mode than this many posterior standard deviations counts as no mode.
-A larger bound would accept centres whose curvature is not that at the mode, and a smaller one would
-refuse centres that control variates can still use."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,16 @@ class Center:
         Minus the Hessian of the log likelihood there, where rows have few coordinates each.
     steepest : float
         Largest curvature within reach of a long run, in units of that of the Gaussian.
+    misfit : Mismatch or MismatchAlongCoordinates
+        How the Gaussian around it differs from the posterior, as far as a search has compared them.
+    is_guide : bool
+        Whether that Gaussian is near the posterior, as far as is known.
+    is_mode : bool
+        Whether it is the end of a search for the mode.
+    came_to_rest : bool
+        Whether this search did so, in coordinates that remained what they were.
+    collapsed : tuple of int
+        Coordinates whose prior is of zero width at the end of that search, the narrowest first.
     """
 
     position: np.ndarray
@@ -51,6 +62,11 @@ class Center:
     bend: np.ndarray | None = None
     of_rows: sparse.csr_array | None = field(default=None, repr=False, compare=False)
     steepest: float = 1.0
+    misfit: Mismatch | MismatchAlongCoordinates = field(default=NONE, repr=False, compare=False)
+    is_guide: bool = True
+    is_mode: bool = False
+    came_to_rest: bool = True
+    collapsed: tuple[int, ...] = ()
 
     @property
     def distance(self) -> float:

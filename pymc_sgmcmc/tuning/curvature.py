@@ -2,16 +2,15 @@ r"""Curvature of a log posterior, :math:`H = -\nabla^2 \log \pi`."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import linalg, sparse
 from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
 from pymc_sgmcmc.elimination import SCATTERED, elements_of_factor
-from pymc_sgmcmc.errors import CenterWarning, ModelError
+from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.matrices import (
     Dense,
     Diagonal,
@@ -43,18 +42,14 @@ MOST_DIRECTIONS = 50
 """A curvature of low rank plus diagonal has at most this many directions. More directions would
 describe more correlations, but each costs gradients to find it and products in each transition."""
 
-WORTHWHILE_DIRECTION = 1.5
+WORTHWHILE = 1.5
 """A direction is kept where its curvature is more than this many times the mean of the others. It
-is a compromise between a larger step size and the products in each transition."""
-
-TRACE_PROBES = 16
-"""The mean curvature is estimated from this many random directions. It is a compromise between the
-error of the estimate and two passes over the sampled rows for each direction."""
+is a compromise between a larger step size and the products in each transition. Every transition
+evaluates the same rows only where a draw becomes cheaper by more than it."""
 
 SHORTER = 1e-3
-MOST_SHORTER = 4
 """Differences that are not finite are taken anew over distances shorter by this factor, until they
-have been taken so many times."""
+are down to what rounding leaves."""
 
 NOT_FINITE = (
     "The curvature of the log posterior is not finite at the centre. Give another `center`, or a "
@@ -65,8 +60,9 @@ SMALLEST = 1e-8
 """No curvature is smaller than this part of the largest, about what rounding leaves."""
 
 SIGNS = 16
-"""Vectors of random signs. An effect and the mean of its group have the same signs in all of them
-with probability 3e-5, and then their curvatures cancel."""
+"""Vectors of random signs, with two passes over the sampled rows for each. An effect and the mean
+of its group have the same signs in all of them with probability 3e-5, and then their curvatures
+cancel."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +80,9 @@ class Curvature:
     remainder, least : float
         Largest and smallest eigenvalue of the covariance times the curvature itself, where
         `precision` is only an approximation and they are known.
+    definite : float
+        Smallest eigenvalue of what was made positive definite, relative to the largest: below zero
+        where the log density bends upwards in some direction, and about zero where it is flat.
     """
 
     precision: Matrix
@@ -91,6 +90,17 @@ class Curvature:
     root: Matrix
     remainder: float = 1.0
     least: float = 1.0
+    definite: float = 1.0
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether the log density is flat or bends upwards in some direction."""
+        return self.definite <= SMALLEST
+
+    @property
+    def has_flat_direction(self) -> bool:
+        """Whether it is flat in some direction, and bends upwards in none."""
+        return abs(self.definite) <= SMALLEST
 
     @property
     def is_dense(self) -> bool:
@@ -213,14 +223,14 @@ def _over_short_distances(
     A coordinate that rows and prior hardly inform has a large scale, over which gradients may
     overflow.
     """
-    for _ in range(MOST_SHORTER):
-        curvature = curvature_over(scale)
+    near = scale
+    while True:
+        curvature = curvature_over(near)
         finite = np.isfinite(curvature)
-        if finite.all():
-            break
+        if finite.all() or (near <= np.finfo(float).eps * scale).any():
+            return curvature
         overflows = ~finite.diagonal() if not finite.diagonal().all() else ~finite.all(axis=1)
-        scale = np.where(overflows, scale * SHORTER, scale)
-    return curvature
+        near = np.where(overflows, near * SHORTER, near)
 
 
 def diagonal_curvature(scale: np.ndarray, remainder: float = 1.0, least: float = 1.0) -> Curvature:
@@ -266,12 +276,14 @@ def low_rank_curvature(
     def product(vector: np.ndarray) -> np.ndarray:
         length = np.linalg.norm(vector)
         direction = scale * vector.ravel() / length
-        for shorter in SHORTER ** np.arange(MOST_SHORTER):  # Near an edge it need be short.
-            shift = width * shorter * direction
+        near = width
+        while near > np.finfo(float).eps * width:  # Near an edge it need be short.
+            shift = near * direction
             behind, ahead = gradients(np.array([position - shift, position + shift]))
-            change = scale * (behind - ahead) * (length / (2 * width * shorter))
+            change = scale * (behind - ahead) * (length / (2 * near))
             if np.isfinite(change).all():
                 return change
+            near *= SHORTER
         raise ModelError(NOT_FINITE)
 
     rng = np.random.default_rng(1950)
@@ -285,18 +297,12 @@ def low_rank_curvature(
     except ArpackNoConvergence as failure:  # The eigenvalues that did converge suffice.
         values, vectors = failure.eigenvalues, failure.eigenvectors
     # The probes are orthogonal to U, since the large eigenvalues would dominate the estimate.
-    probes = rng.choice([-1.0, 1.0], size=(TRACE_PROBES, dimension))
+    probes = rng.choice([-1.0, 1.0], size=(SIGNS, dimension))
     probes -= probes @ vectors @ vectors.T
     trace = float(np.mean([probe @ product(probe) for probe in probes]))
     other_mean = trace / (dimension - len(values))
     if not (np.isfinite(other_mean) and other_mean > 0):
-        warnings.warn(
-            "The mean curvature of the log posterior at the centre should be positive, but is "
-            f"{other_mean:.2g}. It may have no mode there, or be improper: check the priors.",
-            CenterWarning,
-            stacklevel=2,
-        )
-        return diagonal_curvature(scale)
+        return replace(diagonal_curvature(scale), definite=0.0)
     if not keeps:
         mean = (trace + values.sum()) / dimension
         remainder = max(1.0, float(values.max(initial=0.0)) / mean)
@@ -321,7 +327,7 @@ def curvature_of_directions(
     side = np.where(np.arange(len(values)) < low, -1.0, 1.0)
     size = side * np.log(np.maximum(values, np.finfo(float).tiny))
     order = np.argsort(-size, kind="stable")[:MOST_DIRECTIONS]
-    kept = order[size[order] > np.log(WORTHWHILE_DIRECTION)]
+    kept = order[size[order] > np.log(WORTHWHILE)]
     # Those left out bound the others, or the mildest one does where none is left out.
     is_left = ~np.isin(np.arange(len(values)), kept)
     left, top, bottom = values[is_left], values[low:], values[:low]
@@ -347,20 +353,13 @@ def dense_curvature(scaled: np.ndarray, scale: np.ndarray) -> Curvature:
         raise ModelError(NOT_FINITE)
     values, vectors = linalg.eigh(scaled)
     floor = SMALLEST * np.abs(values).max()
-    if values[0] <= floor:
-        warnings.warn(
-            "The log posterior is flat or bends upwards at the centre (smallest eigenvalue of the "
-            f"scaled curvature {values[0]:.2g}). It may have no mode there, or be improper: check "
-            "the priors.",
-            CenterWarning,
-            stacklevel=2,
-        )
+    definite = float(values[0] / max(np.abs(values).max(), np.finfo(float).tiny))
     values = np.maximum(np.abs(values), max(floor, np.finfo(float).tiny))
     precision = (vectors * values) @ vectors.T / np.outer(scale, scale)
     covariance = (vectors / values) @ vectors.T * np.outer(scale, scale)
     covariance = 0.5 * (covariance + covariance.T)
     root = linalg.cholesky(covariance, lower=True)
-    return Curvature(Dense(precision), Dense(covariance), Dense(root))
+    return Curvature(Dense(precision), Dense(covariance), Dense(root), definite=definite)
 
 
 def coordinate_scale(

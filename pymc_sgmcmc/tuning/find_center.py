@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
 from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
-from scipy import linalg
 
-from pymc_sgmcmc.errors import CenterWarning, ModelError
-from pymc_sgmcmc.guests import remedy
+from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.matrices import Diagonal
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.check_rows import defect_at
 from pymc_sgmcmc.posterior.sparse_curvature import SparseCurvature
-from pymc_sgmcmc.tuning.center import FARTHEST_CENTER, Center, center_at
+from pymc_sgmcmc.tuning.center import Center, center_at
 from pymc_sgmcmc.tuning.curvature import (
     SIGNS,
     Curvature,
@@ -27,56 +23,26 @@ from pymc_sgmcmc.tuning.curvature import (
     has_dense_curvature,
     sparse_curvature,
 )
-from pymc_sgmcmc.tuning.funnel import warn_of_funnel
 from pymc_sgmcmc.tuning.gaussian import (
     CONVERGED_SHIFT,
-    FEWEST_PAIRS,
-    FLAT,
+    LARGEST_SHIFT,
+    MOST_ITERATIONS,
     PAIRS_ALONG_COORDINATES,
-    Mismatch,
     MismatchAlongCoordinates,
     growth,
+    is_guide,
 )
-from pymc_sgmcmc.tuning.judge import ControlVariates, judge_at, with_steepest
+from pymc_sgmcmc.tuning.judge import ControlVariates, with_steepest
 from pymc_sgmcmc.tuning.mean_field import mean_field
 from pymc_sgmcmc.tuning.mode_search import (
+    NEWTON_PROGRESS,
     collapsed_coordinates,
     find_mode,
-    informed_effects,
     minimize,
 )
-from pymc_sgmcmc.tuning.nearest_gaussian import (
-    LARGEST_SHIFT,
-    is_guide,
-    mismatch_along_at,
-    mismatch_at,
-    nearest_gaussian,
-)
-from pymc_sgmcmc.tuning.other_modes import warn_of_other_modes
+from pymc_sgmcmc.tuning.nearest_gaussian import mismatch_along_at, narrowed, nearest_gaussian
 from pymc_sgmcmc.tuning.subsample import Subsample
-
-_log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
-
-ABSURD_DISTANCE = 1e4
-"""A message gives a larger distance than this many standard deviations only as "more than", since
-the number itself would have no meaning."""
-
-FLAT_CURVATURE = 1e-7
-"""A direction is flat where its curvature, in coordinates scaled to a diagonal of ones, is less
-than this part of the largest. It is ten times the smallest part, 1e-8, that `dense_curvature`
-leaves."""
-
-NEWTON_STEPS = 2
-"""The centre of a long position makes at most this many Newton steps towards the mean of the
-posterior. A step that helps leaves about a tenth of the distance, so more are hardly needed."""
-
-NEWTON_PROGRESS = 0.35
-"""A Newton step is kept where it leaves less than this part of the distance. A step leaves a tenth
-for a regression with a third as many predictors as rows, and nearly all for group effects with
-their scale."""
-
-MOST_ADAPTATIONS = 3
-"""Coordinates of effects are adapted to a mode, and the mode is searched in them, so often."""
+from pymc_sgmcmc.tuning.suspicions import OF_A_SEARCH, warn_of
 
 ROUGH_STEPS = 50
 """The search for the nearest Gaussian of effects begins after so many steps of one with independent
@@ -89,9 +55,6 @@ and each pair takes some passes over the rows."""
 SPREADING_STEPS = 3
 """In so many first steps only effects vary around their mean: two for their curvature, and one for
 the curvature of scales."""
-
-MOST_EFFECT_STEPS = 20
-"""It makes at most so many steps, which bounds the time. Effects need 5 to 10."""
 
 
 def find_center(posterior: Posterior, start: np.ndarray) -> Center:
@@ -120,10 +83,10 @@ def find_center(posterior: Posterior, start: np.ndarray) -> Center:
         Where neither Gaussian is near the posterior, or where much of the posterior is far narrower
         than the Gaussian.
     """
-    subsample = Subsample(posterior)
+    rows = Subsample(posterior)
     large = Subsample(posterior, evaluations=2 * posterior.dimension)
     with np.errstate(all="ignore"):
-        value, gradient = subsample.log_density_and_gradient(start)
+        value, gradient = rows.log_density_and_gradient(start)
     is_finite = np.isfinite(value) and np.isfinite(gradient).all()
     # In coordinates of effects the density of a negative scale is a number.
     if not (is_finite and (posterior.coordinates is None or posterior.is_possible(start))):
@@ -131,55 +94,21 @@ def find_center(posterior: Posterior, start: np.ndarray) -> Center:
             "The log posterior or its gradient is not finite at the start of the search for the "
             f"mode: {defect_at(posterior, start)}."
         )
-    scale = coordinate_scale(posterior, subsample, start)
+    scale = coordinate_scale(posterior, rows, start)
     effects = None if has_dense_curvature(posterior) else sparse_curvature(posterior)
-    values = posterior.values_at(start)
+    values, center = posterior.values_at(start), None
     if effects is not None and (
         posterior.coordinates is not None or effects.have_scales(start, scale)
     ):
         with suppress(ValueError), np.errstate(all="ignore"):  # Not finite around the start.
-            return _center_of_effects(posterior, subsample, effects, start, scale)
-        start = posterior.positions_at(values)  # which may be others now
-    with warnings.catch_warnings(record=True) as record:
-        warnings.simplefilter("always", CenterWarning)
-        center, settled = _settled_mode(posterior, subsample, large, start, scale)
-    start = posterior.positions_at(values)
-    flat = any(issubclass(warning.category, CenterWarning) for warning in record)
-    collapsed = collapsed_coordinates(posterior, subsample, center, start)
-    if not settled and posterior.coordinates is not None:
-        # What rows say of effects sends them and their scale to zero.
-        collapsed = np.union1d(collapsed, np.flatnonzero(posterior.coordinates.apart))
-    if not center.curvature.is_dense:
-        return _long_center(posterior, subsample, large, center, start, scale, collapsed, flat)
-    judge = judge_at(posterior, center, large)
-    if not flat and not len(collapsed) and _may_be_guide(posterior, subsample, judge, center):
-        misfit = mismatch_at(judge, center)
-        if is_guide(misfit):
-            warn_of_other_modes(posterior, subsample, center, start, scale)
-            warn_of_funnel(posterior, large, center)
-            return _with_surroundings(judge, center, misfit.gradient)
-    with np.errstate(all="ignore"):
-        better, misfit, near = nearest_gaussian(
-            posterior, judge, center, start, scale, subsample, large
-        )
-    if not near:
-        if flat and _has_flat_direction(center.curvature):
-            # Along a flat direction rounding decides where other searches end.
-            better, misfit = center, mismatch_at(judge, center)
-        mode = center if better.position is center.position else None
-        informed = informed_effects(posterior, subsample, better.position, start)
-        _warn_of_no_guide(posterior, misfit, collapsed, informed, flat, mode)
-        return better
-    distance = np.abs((better.position - center.position) / better.curvature.standard_deviations)
-    _log.info(
-        "The posterior mode is up to %.2g standard deviations (%s) from the mean of the nearest "
-        "Gaussian, so centre and curvature are those of this Gaussian",
-        distance.max(),
-        posterior.labels[int(distance.argmax())],
-    )
-    warn_of_other_modes(posterior, subsample, better, start, scale, at_mode=False)
-    warn_of_funnel(posterior, large, better)
-    return _with_surroundings(judge, better, misfit.gradient)
+            center = _center_of_effects(posterior, rows, effects, start, scale)
+    if center is None:
+        # Coordinates may be others after each search.
+        mode = _settled_mode(posterior, rows, large, posterior.positions_at(values), scale)
+        search = nearest_gaussian if mode.curvature.is_dense else _long_center
+        center = search(posterior, mode, posterior.positions_at(values), scale, rows, large)
+    warn_of(OF_A_SEARCH, posterior, rows, center)
+    return narrowed(posterior, center, large)
 
 
 def _settled_mode(
@@ -188,15 +117,14 @@ def _settled_mode(
     large: Subsample,
     start: np.ndarray,
     scale: np.ndarray,
-) -> tuple[Center, bool]:
-    """Mode, in coordinates of effects for what rows say there, and whether both came to rest."""
+) -> Center:
+    """Mode, in coordinates of effects for what rows say there, none where neither comes to rest."""
     own = posterior.coordinates
     if own is not None:
         start = own.informed(start, _information(posterior, subsample, start))
         scale = coordinate_scale(posterior, subsample, start)
-    center = find_mode(posterior, subsample, large, start, scale)
-    for _ in range(0 if own is None else MOST_ADAPTATIONS):
-        assert own is not None
+    center, before = find_mode(posterior, subsample, large, start, scale), np.inf
+    while own is not None and center.came_to_rest:
         if center.curvature.is_dense:
             moved = own.adapted(center.position, center.curvature.precision)
         else:
@@ -204,10 +132,14 @@ def _settled_mode(
             moved = own.informed(center.position, information)
         scale = coordinate_scale(posterior, subsample, moved)
         center = find_mode(posterior, subsample, large, moved, scale)
-        distance = np.abs(center.position - moved) / center.curvature.standard_deviations
-        if distance.max() <= 1:
-            return center, True
-    return center, own is None
+        deviations = center.curvature.standard_deviations
+        distance = float(np.max(np.abs(center.position - moved) / deviations))
+        if distance <= 1:
+            break
+        if not distance < before / 2:
+            return replace(center, came_to_rest=False)
+        before = distance
+    return center
 
 
 def _information(posterior: Posterior, subsample: Subsample, position: np.ndarray) -> Diagonal:
@@ -233,74 +165,33 @@ def _information(posterior: Posterior, subsample: Subsample, position: np.ndarra
     return Diagonal(np.nan_to_num(found))
 
 
-def _may_be_guide(
-    posterior: Posterior, subsample: Subsample, judge: ControlVariates, center: Center
-) -> bool:
-    """Whether a few rows and points leave it open that the Gaussian of a mode is near the mass."""
-    pairs = max(FEWEST_PAIRS, posterior.dimension)
-    if judge.subsample.count * pairs <= 2 * subsample.count * PAIRS_ALONG_COORDINATES:
-        return True  # The comparison itself takes no longer.
-    return mismatch_along_at(posterior, subsample, center).shift <= LARGEST_SHIFT
-
-
-def _with_surroundings(judge: ControlVariates, center: Center, mean_gradient: np.ndarray) -> Center:
-    r"""Centre with the shift of the mean of a chain whose variances are too large, and steepness.
-
-    The mean of :math:`\nabla \log \pi` over :math:`N(m, \Lambda)`, less its value at m, is half
-    the third derivatives times Λ. A chain whose covariance exceeds Λ by δΛ has δ times this mean
-    gradient, which balances :math:`H` times the shift of its mean.
-
-    Parameters
-    ----------
-    center : Center
-    mean_gradient : numpy.ndarray, shape (d,)
-        Mean gradient over the Gaussian of the centre, in coordinates in which it is N(0, I).
-    """
-    root = center.curvature.root
-    balance = mean_gradient - root.T @ center.gradient
-    bend = root @ balance / center.curvature.standard_deviations
-    return with_steepest(replace(center, bend=bend), judge)
-
-
 def _long_center(
     posterior: Posterior,
-    subsample: Subsample,
-    large: Subsample,
     mode: Center,
     start: np.ndarray,
     scale: np.ndarray,
-    collapsed: np.ndarray,
-    flat: bool,
+    subsample: Subsample,
+    large: Subsample,
 ) -> Center:
     """Centre of a position too long for matrices, at the mode or near the mean.
 
-    The parameters are those of `find_center` and `_warn_of_no_guide`.
+    The parameters are those of `nearest_gaussian`.
     """
     judge = Subsample(posterior, evaluations=2 * PAIRS_ALONG_COORDINATES)
-    center, misfit = _recentered(posterior, judge, mode)
-    at_mode = True
-    if len(collapsed) or not (is_guide(misfit) or flat):
+    collapsed = collapsed_coordinates(posterior, subsample, mode, start)
+    center, is_flat = _recentered(posterior, judge, mode), mode.curvature.is_flat
+    if collapsed or not (center.is_guide or is_flat):
         # A search that begins at a scale of zero hardly leaves it.
-        begin = (
-            (start, scale)
-            if len(collapsed)
-            else (mode.position, mode.curvature.conditional_deviations)
-        )
+        begin = (start, scale)
+        if not collapsed:
+            begin = mode.position, mode.curvature.conditional_deviations
         with suppress(ValueError), np.errstate(all="ignore"):  # Not finite around the start.
-            around = _around_mean_field(posterior, large, *begin)
-            better, misfit_there = _recentered(posterior, judge, around)
-            escaped = not len(collapsed_coordinates(posterior, subsample, better, start))
-            if escaped and (len(collapsed) or misfit_there.shift < misfit.shift):
-                center, misfit, at_mode = better, misfit_there, False
-                if is_guide(misfit):
-                    collapsed = collapsed[:0]
-    if is_guide(misfit) and not flat and not len(collapsed):
-        warn_of_other_modes(posterior, subsample, center, start, scale, at_mode=at_mode)
-    else:
-        informed = informed_effects(posterior, subsample, center.position, start)
-        end = center if at_mode else None
-        _warn_of_no_guide(posterior, misfit, collapsed, informed, flat, end)
-    return center
+            better = _recentered(posterior, judge, _around_mean_field(posterior, large, *begin))
+            is_nearer = collapsed or better.misfit.shift < center.misfit.shift
+            if is_nearer and not collapsed_coordinates(posterior, subsample, better, start):
+                center, collapsed = better, () if better.is_guide else collapsed
+    near = center.is_guide and not (is_flat or collapsed)
+    return replace(center, is_guide=near, collapsed=collapsed)
 
 
 def _center_of_effects(
@@ -338,21 +229,13 @@ def _center_of_effects(
         moved = np.abs(mean / curvature.standard_deviations)[effects.effects].max()
         if posterior.coordinates is None or moved <= 1:
             break
-    step = curvature.covariance @ gradient
-    longest = float(np.abs(step / curvature.standard_deviations).max())
+    sds, one = curvature.standard_deviations, np.ones(len(mean))
     center = center_at(posterior, mean, curvature)
-    bend = curvature.covariance @ (gradient - center.gradient) / curvature.standard_deviations
+    shift = curvature.covariance @ gradient / sds
+    misfit = MismatchAlongCoordinates(shift, 0 * one, one, 0 * one, one)
+    bend = curvature.covariance @ (gradient - center.gradient) / sds
     of_rows = effects.of_rows(mean, curvature.conditional_deviations)
-    center = replace(center, bend=bend, of_rows=of_rows)
-    if not longest <= LARGEST_SHIFT:
-        worst = posterior.labels[int(np.argmax(np.abs(step / curvature.standard_deviations)))]
-        warnings.warn(
-            f"No Gaussian was found near the posterior, whose mean is {_shown(longest)} standard "
-            f"deviations away in {worst}, so draws may be wrong. Change priors, give `center`, or "
-            "sample with NUTS.",
-            CenterWarning,
-            stacklevel=2,
-        )
+    center = replace(center, bend=bend, of_rows=of_rows, misfit=misfit, is_guide=is_guide(misfit))
     judge = Subsample(posterior, evaluations=2 * PAIRS_ALONG_COORDINATES)
     return with_steepest(center, ControlVariates(judge, center))
 
@@ -363,7 +246,7 @@ def _nearest_of_effects(
     """Mean and curvature of the Gaussian nearest to a posterior, and the mean gradient over it."""
     curvature, radius, length, renews = diagonal_curvature(deviations), 1.0, np.inf, True
     normals = np.random.default_rng(1961).standard_normal((EFFECT_PAIRS, len(mean)))
-    for number in range(MOST_EFFECT_STEPS):
+    for number in range(MOST_ITERATIONS):
         # Scales move when the spread of the effects is known, of which they are functions.
         moves = effects.effects if number < SPREADING_STEPS else np.True_
         shifts = [np.where(moves, curvature.root @ z, 0.0) for z in normals]
@@ -413,26 +296,17 @@ def _around_mean_field(
         Where log density or gradient are not finite around the position, or at the mean.
     """
     mean, deviations = mean_field(posterior, position, scale)
-    with warnings.catch_warnings():
-        # The density may bend upwards away from the mode.
-        warnings.simplefilter("ignore", CenterWarning)
-        curvature = curvature_at(posterior, subsample, mean, deviations)
-    return center_at(posterior, mean, curvature)
+    return center_at(posterior, mean, curvature_at(posterior, subsample, mean, deviations))
 
 
-def _recentered(
-    posterior: Posterior, judge: Subsample, center: Center
-) -> tuple[Center, MismatchAlongCoordinates]:
+def _recentered(posterior: Posterior, judge: Subsample, center: Center) -> Center:
     """Centre of a long position at the mean of a Gaussian with the curvature at the mode.
 
     Among many coordinates a few may have a mean that is several standard deviations from the mode,
     for example the scale of a regression with many predictors.
     """
     misfit = mismatch_along_at(posterior, judge, center)
-    for _ in range(NEWTON_STEPS):
-        finite = np.isfinite(misfit.gradient).all() and np.isfinite(misfit.newton).all()
-        if misfit.shift <= LARGEST_SHIFT or not finite:
-            break
+    while misfit.shift > LARGEST_SHIFT and np.isfinite(misfit.newton).all():
         shift = center.curvature.root @ misfit.newton
         try:
             moved = center_at(posterior, center.position + shift, center.curvature)
@@ -445,100 +319,4 @@ def _recentered(
     root = center.curvature.root
     balance = misfit.newton - misfit.newton_of(root.T @ center.gradient)
     bend = root @ balance / center.curvature.standard_deviations
-    return replace(center, bend=bend), misfit
-
-
-def _has_flat_direction(curvature: Curvature) -> bool:
-    """Whether a curvature is at the floor of `dense_curvature` in some direction."""
-    precision = curvature.precision.dense()
-    scale = np.diag(precision) ** -0.5
-    values = linalg.eigvalsh(precision * np.outer(scale, scale))
-    return bool(values[0] < FLAT_CURVATURE * values[-1])
-
-
-def _shown(distance: float) -> str:
-    """A distance for a message, as "more than ..." where the number would have no meaning."""
-    return f"{distance:.3g}" if distance < ABSURD_DISTANCE else f"more than {ABSURD_DISTANCE:g}"
-
-
-def _warn_of_no_guide(
-    posterior: Posterior,
-    misfit: Mismatch | MismatchAlongCoordinates,
-    collapsed: np.ndarray,
-    informed: np.ndarray,
-    flat: bool,
-    mode: Center | None,
-) -> None:
-    """Warn that the posterior is far from the Gaussian around the centre in use.
-
-    Parameters
-    ----------
-    posterior
-    misfit
-        The mismatch at this centre.
-    collapsed : numpy.ndarray of int
-        Coordinates whose prior has collapsed at the mode, or at the end of its search.
-    informed : numpy.ndarray of int
-        Effects of groups of which rows say far more than their prior, whose parameters are fixed.
-    flat : bool
-        Whether the log posterior is flat or bends upwards at the mode.
-    mode : Center or None
-        End of the search for the mode, where the centre in use is there.
-
-    Warns
-    -----
-    CenterWarning
-    """
-    worst = posterior.labels[int(np.argmax(np.nan_to_num(np.abs(misfit.gradient), nan=np.inf)))]
-    scales = misfit.scales
-    if len(collapsed):
-        cause = (
-            "The search for the mode ended at a scale of zero: write group effects such as "
-            f"{posterior.labels[collapsed[0]]} non-centred."
-        )
-    elif mode is not None and not flat and mode.distance > FARTHEST_CENTER:
-        cause = (
-            f"The search for the mode ended {_shown(mode.distance)} standard deviations from it: "
-            "the log density may jump, be badly scaled or have no mode."
-        )
-    elif scales[0] < FLAT or (mode is not None and flat):
-        cause = (
-            "The log posterior is flat or bends upwards there: priors may be improper, outcomes "
-            "separated, or modes exchangeable."
-        )
-    elif len(informed):
-        cause = (
-            f"Rows say far more of {posterior.labels[informed[0]]} than its prior: write effects "
-            "of groups with many records as centred ones, `pm.Normal(name, mean, scale)`."
-        )
-    else:
-        cause = (
-            "The mode may lie on a boundary or far from the mass (many group effects), or "
-            "outcomes may be separated."
-        )
-    call = remedy(posterior.model)
-    warnings.warn(
-        "No Gaussian was found near the posterior, so draws may be wrong (mean gradient "
-        f"{_shown(misfit.shift)} standard deviations in {worst}, curvature ratio {scales[0]:.3g} "
-        f"to {scales[-1]:.3g}). {cause} Change priors or parametrisation, "
-        f"{'' if call is None else f'use {call}, '}give `center`, or sample with NUTS.",
-        CenterWarning,
-        stacklevel=3,
-    )
-
-
-def check_given_center(center: Center) -> None:
-    """Warn where a centre of the user is far from a mode.
-
-    Warns
-    -----
-    CenterWarning
-    """
-    if center.distance > FARTHEST_CENTER:
-        warnings.warn(
-            f"`center` is {_shown(center.distance)} posterior standard deviations from the mode, "
-            "too far for control variates and the computed step size. Leave `center` out to have "
-            "the mode searched.",
-            CenterWarning,
-            stacklevel=2,
-        )
+    return replace(center, bend=bend, misfit=misfit, is_guide=is_guide(misfit))

@@ -21,14 +21,12 @@ which is what a chain has for the law of u. It has none of the part where a step
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 
 import numpy as np
 from scipy import linalg
 from scipy.interpolate import CubicSpline
 
-from pymc_sgmcmc.errors import CenterWarning
 from pymc_sgmcmc.guests import remedy
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.position import PositionLayout, untransformed
@@ -38,6 +36,8 @@ from pymc_sgmcmc.tuning.curvature import (
     curvature_by_differences,
     scaled_precision,
 )
+from pymc_sgmcmc.tuning.mode_search import CENTER_TOLERANCE
+from pymc_sgmcmc.tuning.other_modes import NEGLIGIBLE
 from pymc_sgmcmc.tuning.step_size import VARIANCE_INFLATION
 from pymc_sgmcmc.tuning.subsample import Subsample
 
@@ -50,35 +50,18 @@ LONGEST_WAY = 40
 """The way into a funnel is followed to both sides as far as this, in standard deviations of the
 Gaussian around the centre. The posterior is up to three times as wide."""
 
-NEGLIGIBLE = 1e-5
-"""A way ends where the density is less than this part of the largest. The standard deviation of an
-exponential tail is then right to a hundredth."""
-
 PARTS = 20
 """Densities are interpolated at so many places in a standard deviation."""
 
-WAYS = (3, 10)
-"""So many ways are followed, the fewer the longer the position is."""
-
 COORDINATES = 1000
-"""So many coordinates have all ways together, which bounds the time."""
+"""So many coordinates have all ways together, or there is one, which bounds the time."""
 
 LEAST_BEND = 0.01
 """A coordinate makes no funnel where one standard deviation of it, given the others, changes the
 curvature of no other one by this part."""
 
-BEND_WIDTH = 0.3
-"""Second differences are taken over so many standard deviations of a coordinate given the others,
-which is small enough for the bend and large enough for single precision."""
-
 LARGEST_INFORMATION = 0.1
 """Rows are the cause of at most this part of the curvature in a coordinate that makes a funnel."""
-
-MOST_NEWTON_STEPS = 7
-"""Newton steps to the mode of the other coordinates. One is enough where their prior is normal."""
-
-NEWTON_TOLERANCE = 1e-3
-"""The steps end where one is shorter than this many standard deviations."""
 
 
 @dataclass(frozen=True)
@@ -103,27 +86,25 @@ class Funnel:
     sd_ratio: float
 
 
-def warn_of_funnel(posterior: Posterior, subsample: Subsample, center: Center) -> None:
-    """Warn where a chain with steps for the centre misses a narrow part of the posterior.
+def funnel(posterior: Posterior, rows: Subsample, center: Center) -> str | None:
+    """A message where a chain with steps for the centre misses a narrow part of the posterior.
 
-    Warns
-    -----
-    CenterWarning
+    It is of short positions alone, whose curvature is known.
     """
+    if not center.curvature.is_dense:
+        return None
     with np.errstate(all="ignore"):
-        funnel = find_funnel(posterior, subsample, center)
-    if funnel is None:
-        return
-    labels, name = posterior.labels, funnel.variable
+        found = find_funnel(posterior, rows, center)
+    if found is None:
+        return None
+    labels, name = posterior.labels, found.variable
     call = remedy(posterior.model, [name])
-    warnings.warn(
-        f"The posterior is a funnel: {labels[funnel.narrow]} is much narrower in a tail of "
-        f"{labels[funnel.coordinate]} than around the centre, and steps are too long there. The "
-        f"standard deviation of {labels[funnel.coordinate]} may be only {funnel.sd_ratio:.2g} "
+    return (
+        f"The posterior is a funnel: {labels[found.narrow]} is much narrower in a tail of "
+        f"{labels[found.coordinate]} than around the centre, and steps are too long there. The "
+        f"standard deviation of {labels[found.coordinate]} may be only {found.sd_ratio:.2g} "
         f"times that of the posterior. Write `{name}` non-centred, "
-        f"{'' if call is None else f'use {call}, '}or sample with NUTS.",
-        CenterWarning,
-        stacklevel=3,
+        f"{'' if call is None else f'use {call}, '}or sample with NUTS."
     )
 
 
@@ -170,7 +151,8 @@ def _bends(posterior: Posterior, center: Center) -> np.ndarray:
     effects follow their scale by what rows say of them, so that they are as wide at any scale.
     """
     scale = center.curvature.conditional_deviations
-    width = BEND_WIDTH * scale
+    # Second differences of this width have the least error of rounding and of bends.
+    width = np.finfo(posterior.dtype).eps ** 0.25 * scale
     at, shifts = center.position, np.diag(width)
     gradients = posterior.prior_gradients(np.concatenate([at[None], at + shifts, at - shifts]))
     (here,), ahead, behind = np.split(gradients, [1, 1 + len(at)])
@@ -203,7 +185,7 @@ def _directions(center: Center, bends: np.ndarray, bending: list[int]) -> list[n
     follow one coordinate each.
     """
     dimension = len(bends)
-    count = int(np.clip(COORDINATES // dimension, *WAYS))
+    count = max(1, COORDINATES // dimension)
     slopes = np.zeros((len(bending), dimension))
     slopes[np.arange(len(bending)), bending] = 1.0
     if len(bending) > 1:
@@ -271,7 +253,7 @@ def _along(
             except (linalg.LinAlgError, ValueError):
                 break
             found[place] = here
-            if here[0] < max(log_mass for log_mass, _ in found.values()) + np.log(NEGLIGIBLE):
+            if here[0] < max(log_mass for log_mass, _ in found.values()) - NEGLIGIBLE:
                 break
     if len(found) < 2:
         return None
@@ -343,13 +325,14 @@ def _laplace(
         return value, (prior + likelihood)[others]
 
     _, gradient = density_and_gradient()
-    for _ in range(MOST_NEWTON_STEPS):
+    left, before = np.full(len(others), np.finfo(float).max), np.inf
+    while (distance := float(np.abs(left).max())) < before:
         curvature = _prior_curvature(posterior, position, others, scale) + of_others
         factor = linalg.cholesky(curvature, lower=True)
         position[others] += linalg.cho_solve((factor, True), gradient)
         value, gradient = density_and_gradient()
         left = linalg.solve_triangular(factor, gradient, lower=True, check_finite=False)
-        if np.abs(left).max() < NEWTON_TOLERANCE:
+        if np.abs(left).max() < CENTER_TOLERANCE:
             return value - float(np.log(factor.diagonal()).sum()), curvature
-        scale = np.minimum(scale, curvature.diagonal() ** -0.5)
-    raise linalg.LinAlgError(f"{MOST_NEWTON_STEPS} Newton steps do not end at a mode.")
+        scale, before = np.minimum(scale, curvature.diagonal() ** -0.5), distance
+    raise linalg.LinAlgError("Newton steps do not end at a mode.")

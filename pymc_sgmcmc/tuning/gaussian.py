@@ -46,47 +46,39 @@ pairs. It is a compromise between the noise of the averages in low dimension and
 
 MOST_ITERATIONS = 60
 """The search makes at most this many steps with the same standardised points, which bounds its
-time."""
-
-AVERAGING_ITERATIONS = 30
-"""Where the search does not converge with the same points, this many steps of decreasing size at
-new points follow. It is a compromise between the noise of their average and their time."""
-
-FIRST_RATES = 4
-"""The k-th step of decreasing size, counted from 0, goes the part 2 / (k + 4) of the way. The first
-step then goes half of the way, as the steps before it do, and the sizes fall as 1 / k (Robbins and
-Monro 1951)."""
+time, and half as many of decreasing size at new points where it does not converge."""
 
 CONVERGED_SHIFT = 0.05
 """The search ends where the mean moves by less than this many standard deviations and the precision
 has converged too. It is a small part of `LARGEST_SHIFT`, the error that a centre may have."""
 
-CONVERGED_SCALE = 0.1
-"""The precision has converged where it changes by less than this relative amount in each direction.
-Step sizes that are computed from it need no smaller error."""
+LARGEST_SHIFT = 0.3
+"""A Gaussian is near the posterior where its mean is at most this many standard deviations from a
+better one. The mode of a mildly skewed posterior passes, and that of many group effects does
+not."""
 
-LARGEST_STEP = 1.0
-"""A step moves the mean by at most this many standard deviations, in any direction and in any
-coordinate, since the curvature is known only within the Gaussian. While the distance falls by the
-steps, they double."""
+MOST_UNLIKE_GAUSSIAN = 3.0
+"""A Gaussian is near the posterior where the mean curvature over it differs from its own by less
+than this factor in each direction. Standard deviations then differ by less than a factor of 1.8,
+with which a preconditioner still works well."""
+
+LARGEST_LOSS = 0.05
+"""A Gaussian is near the posterior where at most this part of its points is outside of the support.
+This part of a Gaussian lies more than 1.6 standard deviations from its mean on one side."""
 
 FLAT = 1e-6
 """A direction is flat where its mean curvature over a Gaussian is less than this part of that at
 the centre. A heavy tail, whose mean curvature is small but not zero, should stay above it."""
 
-HOPELESS_SHIFT = 5.0
-"""After a third of the steps the search ends without convergence where the mean gradient is
-repeatedly larger than this, in standard deviations. It is far above `LARGEST_SHIFT`, so a search
-that converges slowly goes on."""
+LARGEST_NARROWING = 4.0
+"""One step divides a variance in any direction by at most this factor, since the curvature may be
+smaller in the narrower Gaussian."""
 
 HOPELESS_ITERATIONS = 5
-"""The search ends in this way only where the mean gradient is that large in this many successive
-steps, since heavy tails may cause a single large one, and where it is not falling: a search that
-begins many standard deviations away moves by about one of them in a step."""
-
-PRECISION_BOUNDS = (0.25, 4.0)
-"""One step changes the precision in any direction by a factor within these bounds. They keep a
-noisy estimate from making the Gaussian so wide or narrow that the next estimate fails."""
+"""After a third of the steps the search ends without convergence where the mean gradient is beyond
+doubt in this many successive steps, since heavy tails may cause a single large one, and where it is
+not falling: a search that begins many standard deviations away moves by about one of them in a
+step."""
 
 PAIRS_ALONG_COORDINATES = 32
 """For positions that are too long for matrices, gradients are averaged over this many antithetic
@@ -94,7 +86,8 @@ pairs. It is a compromise between the noise of the averages and their time."""
 
 BEYOND_DOUBT = 5.0
 """A deviation counts where it exceeds this many standard errors. Among thousands of coordinates
-hardly any does so by chance."""
+hardly any does so by chance. Searches that end so many standard deviations apart ended at different
+modes: those that end early at the same one are nearer to each other."""
 
 FARTHEST = 4.0
 """Of 10^4 draws from a Gaussian hardly one is so many standard deviations away in a direction."""
@@ -159,6 +152,10 @@ class Mismatch:
         return linalg.eigvalsh(self.precision)
 
 
+NONE = Mismatch(np.zeros(1), np.ones((1, 1)))
+"""That of a posterior which is the Gaussian."""
+
+
 @dataclass(frozen=True)
 class MismatchAlongCoordinates:
     """How a Gaussian differs from a posterior along each coordinate.
@@ -203,6 +200,16 @@ class MismatchAlongCoordinates:
         with np.errstate(invalid="ignore"):
             error = BEYOND_DOUBT * self.precision_error
             return np.array([(self.precision + error).min(), (self.precision - error).max()])
+
+
+def is_guide(
+    misfit: Mismatch | MismatchAlongCoordinates, largest_shift: float = LARGEST_SHIFT
+) -> bool:
+    """Whether a Gaussian is near the posterior."""
+    if not (misfit.shift <= largest_shift and misfit.lost <= LARGEST_LOSS):
+        return False
+    scales = misfit.scales
+    return bool(scales[0] > 1 / MOST_UNLIKE_GAUSSIAN and scales[-1] < MOST_UNLIKE_GAUSSIAN)
 
 
 def mismatch_along_coordinates(
@@ -420,7 +427,7 @@ def fit_gaussian(
     """
     shifts: list[float] = []
     means: list[np.ndarray] = []
-    radius, length = LARGEST_STEP, np.inf
+    radius, length = 1.0, np.inf  # The curvature is known within the Gaussian.
     for iteration in range(steps if settles else 0):
         misfit = mismatch(gradients, mean, root, np.random.default_rng(1747))
         if not np.isfinite(misfit.shift):
@@ -437,26 +444,28 @@ def fit_gaussian(
         # Each step goes half the way, since full steps can cycle around a skewed posterior.
         change = (1 + np.abs(values)) / 2
         longest = float(np.abs(_mean_step(vectors, misfit.gradient, change, np.inf)).max())
-        radius = max(LARGEST_STEP, radius * growth(radius, length, longest))
+        radius = max(1.0, radius * growth(radius, length, longest))
         length = longest
         step = _mean_step(vectors, misfit.gradient, change, radius)
         mean, root = mean + root @ step, _rescaled(root, vectors, change)
+        # A precision has twice the relative error of a standard deviation.
         small = np.abs(step).max() < CONVERGED_SHIFT
-        if small and np.abs(values - 1).max() < CONVERGED_SCALE:
+        if small and np.abs(values - 1).max() < 2 * CONVERGED_SHIFT:
             return Gaussian(mean, root, True)
     if settles and steps < MOST_ITERATIONS:
         return Gaussian(mean, root, False, _drifts(root, means, shifts))
     rng = np.random.default_rng(1951)
-    for number in range(AVERAGING_ITERATIONS):
+    for number in range(MOST_ITERATIONS // 2):
         misfit = mismatch(gradients, mean, root, rng)
         if not np.isfinite(misfit.shift):
             root = root / 2
             continue
-        part = 2 / (number + FIRST_RATES)
+        # The first step goes half of the way, as those before it do (Robbins and Monro 1951).
+        part = 1 / (2 + number / 2)
         values, vectors = linalg.eigh(misfit.precision)
         # The sign is kept, since the absolute value of an error does not average to zero.
         change = np.maximum(1 + part * (values - 1), 0.5)
-        step = _mean_step(vectors, part * misfit.gradient, change, LARGEST_STEP)
+        step = _mean_step(vectors, part * misfit.gradient, change, 1.0)
         mean, root = mean + root @ step, _rescaled(root, vectors, change)
     return Gaussian(mean, root, False, _drifts(root, means, shifts))
 
@@ -473,7 +482,7 @@ def _drifts(root: np.ndarray, means: list[np.ndarray], shifts: list[float]) -> b
 def _is_hopeless(shifts: list[float]) -> bool:
     """Whether the mean gradient is large in the last steps, and smaller than before in none."""
     last, before = shifts[-HOPELESS_ITERATIONS:], shifts[:-HOPELESS_ITERATIONS]
-    return bool(before) and min(last) > max(HOPELESS_SHIFT, min(before))
+    return bool(before) and min(last) > max(BEYOND_DOUBT, min(before))
 
 
 def growth(radius: float, before: float, after: float) -> float:
@@ -497,4 +506,4 @@ def _mean_step(
 
 def _rescaled(root: np.ndarray, vectors: np.ndarray, change: np.ndarray) -> np.ndarray:
     """Root of a precision that is changed by given factors in given directions."""
-    return root @ (vectors * np.clip(change, *PRECISION_BOUNDS) ** -0.5) @ vectors.T
+    return root @ (vectors * np.minimum(change, LARGEST_NARROWING) ** -0.5) @ vectors.T

@@ -9,12 +9,8 @@ import numpy as np
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning.center import Center
 from pymc_sgmcmc.tuning.curvature import likelihood_curvature
-from pymc_sgmcmc.tuning.gaussian import FEWEST_PAIRS, steepest_curvature
+from pymc_sgmcmc.tuning.gaussian import CONVERGED_SHIFT, FEWEST_PAIRS, steepest_curvature
 from pymc_sgmcmc.tuning.subsample import SINGLE_ROWS, Subsample, fewest_rows
-
-LARGEST_JUDGE_ERROR = 0.05
-"""The rows that judge a Gaussian leave an error of at most this many standard deviations in a
-gradient over it, a sixth of `LARGEST_SHIFT`, where they can be afforded."""
 
 NOISE_BLOCKS = 20
 """This error is measured on sums of so many blocks of rows, which know it up to a sixth."""
@@ -61,7 +57,8 @@ def judge_at(
 
     Control variates at the centre leave the noise of the differences of the rows' gradients, which
     sets the number of rows. With the curvature of many rows, where it takes few passes, only third
-    derivatives are left, and far fewer rows are enough.
+    derivatives are left, and far fewer rows are enough. They leave an error of `CONVERGED_SHIFT` in
+    a mean gradient, where these can be afforded.
 
     Parameters
     ----------
@@ -141,6 +138,6 @@ def _rows_needed(posterior: Posterior, center: Center, subsample: Subsample) -> 
         # Variances of rows, from those of sums over blocks of them.
         variance = np.var(differences, axis=1, ddof=1).max() * NOISE_BLOCKS / subsample.count
         # The error of a sum over all N rows from n of them is N sd / sqrt(n).
-        rows = posterior.n_rows**2 * variance / LARGEST_JUDGE_ERROR**2
+        rows = posterior.n_rows**2 * variance / CONVERGED_SHIFT**2
         needed.append(int(rows) if rows < posterior.n_rows else posterior.n_rows)
     return needed[0], needed[1]

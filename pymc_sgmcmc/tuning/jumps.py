@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
@@ -10,40 +9,19 @@ from itertools import product
 import numpy as np
 
 from pymc_sgmcmc.checks import FEW_NAMES
-from pymc_sgmcmc.errors import CenterWarning
 from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.posterior.position import DENSE_DIMENSION
 from pymc_sgmcmc.tuning.center import Center
-
-ROWS = 200
-"""Jumps of the log likelihood are searched on so many rows."""
-
-PATHS = 50
-"""Jumps are searched on the ways from the centre to so many points of its Gaussian. A part of 6 %
-of its mass that a jump cuts off is found with 95 % probability."""
+from pymc_sgmcmc.tuning.gaussian import FEWEST_PAIRS
+from pymc_sgmcmc.tuning.subsample import SINGLE_ROWS, Subsample
 
 LEAST_CHANGE = 0.3
 """Between two points the log density changes by at least this much more or less than its gradients
 there say, or jumps are no concern. Where it falls by so much at the mean of a normal posterior, the
 mean shifts by 0.12 standard deviations."""
 
-MOST_SEARCHES = 10
-"""Jumps are searched on at most so many of the ways, those on which the change differs most."""
-
-SHORTEST = 1e-8
-"""A way is halved until it is this part of the whole. The change by a kink falls in proportion."""
-
-LEAST_JUMP = 1e-3
-"""What is then left of the change is a jump where it is larger than this and than rounding."""
-
 ROUNDING = 1e3
 """A log density is known up to so many times the rounding error of its value."""
-
-BEYOND = 1e3
-"""Whether a coordinate makes a jump is seen where it alone moves this many times as far as between
-the two points at the jump."""
-
-FEW_COORDINATES = 500
-"""Coordinates are tried one by one where they are at most this many, which bounds the time."""
 
 Density = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
@@ -62,57 +40,52 @@ class _End:
         return other.value - self.value - 0.5 * length * (self.slope + other.slope)
 
 
-def warn_of_jumps(posterior: Posterior, center: Center) -> None:
-    """Warn where the log density jumps near the centre.
+def jump(posterior: Posterior, rows: Subsample, center: Center) -> str | None:
+    """A message where the log density of prior or rows jumps near the centre.
 
     Such a jump is that of a comparison, of `switch`, or of rounding a parameter. The gradient is
-    the same as without it, and so are the draws. Where a density is zero beyond, other warnings
-    follow.
-
-    Warns
-    -----
-    CenterWarning
+    the same as without it, and so are the draws. Where a density is zero beyond, other suspicions
+    follow. On the ways to fifty points of the Gaussian a part of 6 % of its mass that a jump cuts
+    off is found with 95 % probability.
     """
     rng = np.random.default_rng(1815)
-    shifts = [
-        center.curvature.root @ rng.standard_normal(posterior.dimension) for _ in range(PATHS)
-    ]
+    normals = rng.standard_normal((FEWEST_PAIRS, posterior.dimension))
+    shifts = [center.curvature.root @ z for z in normals]
     densities: list[Density] = [posterior.log_prior_and_gradient]
-    if posterior.has_rows and posterior.some_rows:
-        step = max(1, len(posterior.some_rows[0]) // ROWS)
-        rows = posterior.part(posterior.some_rows, slice(None, None, step))
-        weight = posterior.n_rows / len(rows[0])
+    # Rows of a source that are at hand are enough: to read a sample may take as long as a pass.
+    at_hand = posterior.some_rows if posterior.has_rows else []
+    if at_hand:
+        step = max(1, len(at_hand[0]) // SINGLE_ROWS)
+        some = posterior.part(at_hand, slice(None, None, step))
+        weight = posterior.n_rows / len(some[0])
 
         def of_rows(position: np.ndarray) -> tuple[float, np.ndarray]:
-            value, gradient = posterior.log_likelihood_and_gradient(position, rows)
+            value, gradient = posterior.log_likelihood_and_gradient(position, some)
             return weight * value, weight * gradient
 
         densities.append(of_rows)
+    farther = float(np.finfo(posterior.dtype).eps) ** -0.25
     for density in densities:
         with np.errstate(all="ignore"):
-            jump = _first_jump(density, center.position, shifts, posterior.dtype)
-            if jump is None:
-                continue
-            size, low, high = jump
-            movers = _movers(density, size, low, high)
-        _warn(posterior, size, low, movers)
-        return
+            found = _first_jump(density, center.position, shifts, posterior.dtype)
+            if found is not None:
+                size, low, high = found
+                return _message(posterior, size, low, _movers(density, size, low, high, farther))
+    return None
 
 
-def _warn(posterior: Posterior, size: float, place: np.ndarray, movers: np.ndarray) -> None:
+def _message(posterior: Posterior, size: float, place: np.ndarray, movers: np.ndarray) -> str:
     named = ", ".join(
         f"`{posterior.labels[number]}` = {place[number]:.4g}" for number in movers[:FEW_NAMES]
     )
     more = f" and {len(movers) - FEW_NAMES} more" if len(movers) > FEW_NAMES else ""
     where = f"at {named}{more}" if named else "near the centre"
-    warnings.warn(
+    return (
         f"The log density jumps by {size:.3g} {where}. Gradients do not show a jump, so the draws "
         "are those of a density without it. Comparisons, `switch` and rounding of parameters make "
         "jumps: take `ordered` or an interval as the transform in place of a constraint, a smooth "
         "function such as `pm.math.sigmoid` in place of a step, or sample with `pm.NUTS` or "
-        "`pm.Slice`.",
-        CenterWarning,
-        stacklevel=2,
+        "`pm.Slice`."
     )
 
 
@@ -128,15 +101,21 @@ def _first_jump(
     value, gradient = density(center)
     ways = [(_End(0.0, value, float(gradient @ shift)), end(1.0, shift)) for shift in shifts]
     changes = np.abs([low.change_to(high) for low, high in ways])
-    least = max(LEAST_JUMP, ROUNDING * float(np.finfo(dtype).eps) * abs(value))
+    eps = float(np.finfo(dtype).eps)
+    least = ROUNDING * eps * abs(value)
     changes[~(changes > max(LEAST_CHANGE, least))] = 0
-    for number in np.argsort(-changes)[: min(MOST_SEARCHES, np.count_nonzero(changes))]:
+    for number in np.argsort(-changes)[: np.count_nonzero(changes)]:
         shift, (low, high) = shifts[number], ways[number]
         steepest = changes[number]
         # The change over a smooth part falls with the third power of its length, that by a kink or
         # by many small jumps in proportion to it, and that by a jump not at all.
-        while abs(low.change_to(high)) > max(least, 0.1 * steepest * (high.place - low.place)):
-            if high.place - low.place < SHORTEST:
+        while (change := abs(low.change_to(high))) > max(
+            least, 0.1 * steepest * (length := high.place - low.place)
+        ):
+            if length < np.sqrt(eps):
+                # In the middle between what is left of a jump and of a kink.
+                if change < 0.1 * steepest * np.sqrt(length):
+                    break
                 size = abs(high.value - low.value)
                 return size, center + low.place * shift, center + high.place * shift
             middle = end(0.5 * (low.place + high.place), shift)
@@ -147,15 +126,17 @@ def _first_jump(
     return None
 
 
-def _movers(density: Density, size: float, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Coordinates which alone make a jump from one side of it to the other."""
+def _movers(
+    density: Density, size: float, low: np.ndarray, high: np.ndarray, farther: float
+) -> np.ndarray:
+    """Coordinates which alone make a jump, from a side of it some times as far as to the other."""
     movers: list[int] = []
-    if len(low) <= FEW_COORDINATES:
+    if len(low) <= DENSE_DIMENSION:  # which bounds the time
         sides = [(side, density(side)[0]) for side in (low, high)]
         for number, step in enumerate(high - low):
             for (side, value), sign in product(sides, (1, -1)):
                 moved = side.copy()
-                moved[number] += sign * BEYOND * step
+                moved[number] += sign * farther * step
                 if abs(density(moved)[0] - value) > 0.5 * size:
                     movers.append(number)
                     break

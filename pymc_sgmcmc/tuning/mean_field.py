@@ -24,7 +24,7 @@ import numpy as np
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.matrices import Diagonal
 from pymc_sgmcmc.posterior import Posterior
-from pymc_sgmcmc.tuning.mode_search import CENTER_TOLERANCE, minimize
+from pymc_sgmcmc.tuning.mode_search import CENTER_TOLERANCE, MOST_STEPS, minimize
 from pymc_sgmcmc.tuning.subsample import SUBSAMPLE_ROWS, Subsample
 
 MEAN_FIELD_PAIRS = 10
@@ -35,22 +35,13 @@ FEWEST_GROUPS = 100
 """Where rows are groups of records, each pair of points has at least this many of them. The groups
 of all pairs together decide where the objective is largest, since the first-order error cancels."""
 
-MEAN_FIELD_STEPS = 200
-"""L-BFGS makes at most this many steps, which bounds the time. Group effects with their scale need
-20 to 150 of them from the mode."""
-
-NARROWER = 0.25
-MOST_NARROWER = 4
-"""Where the log density is zero at some of the first points, standard deviations smaller by this
-factor are tried, until so many have been."""
-
 
 def mean_field(
     posterior: Posterior,
     start: np.ndarray,
     scale: np.ndarray,
     tilt: np.ndarray | None = None,
-    steps: int = MEAN_FIELD_STEPS,
+    steps: int = MOST_STEPS,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviations of the Gaussian with independent coordinates that is nearest.
 
@@ -76,7 +67,7 @@ def mean_field(
     rng, d = np.random.default_rng(1757), len(start)
     slant = np.zeros(d) if tilt is None else tilt
     directions = rng.standard_normal((MEAN_FIELD_PAIRS, d))
-    rows = Subsample(posterior, evaluations=2 * MEAN_FIELD_STEPS).rows
+    rows = Subsample(posterior, evaluations=2 * MOST_STEPS).rows
     count = len(rows[0])
     fewest = FEWEST_GROUPS if posterior.rows_are_groups else SUBSAMPLE_ROWS
     # Each block is for the same number of pairs, so that all rows have equal weights.
@@ -90,26 +81,27 @@ def mean_field(
 
     def objective(coordinates: np.ndarray) -> tuple[float, np.ndarray]:
         mean, deviations = coordinates[:d], scale * np.exp(coordinates[d:])
-        total, gradient = 0.0, np.zeros(2 * d)
         shifts = deviations * np.repeat(directions, 2, axis=0)
         shifts[1::2] *= -1
-        points = len(shifts)
-        prior = posterior.log_priors_and_gradients(mean + shifts)
-        for number, (shift, value, slope) in enumerate(zip(shifts, *prior, strict=True)):
-            block = blocks[number // 2 % len(blocks)]
-            weight = posterior.n_rows / len(block[0])
-            row_value, row_slope = posterior.log_likelihood_and_gradient(mean + shift, block)
-            slope = slope + weight * row_slope
-            total += value + weight * row_value
-            gradient += np.concatenate([slope, slope * shift])
+        points, of_pairs = len(shifts), np.arange(len(shifts)) // 2
+        values, slopes = posterior.log_priors_and_gradients(mean + shifts)
+        for number, block in enumerate(blocks):
+            some, weight = of_pairs % len(blocks) == number, posterior.n_rows / len(block[0])
+            of_rows = posterior.log_likelihoods_and_gradients(mean + shifts[some], block)
+            values[some] += weight * of_rows[0]
+            slopes[some] += weight * of_rows[1]
+        total = values.sum()
+        gradient = np.concatenate([slopes.sum(axis=0), (slopes * shifts).sum(axis=0)])
         gradient = gradient / points + np.repeat([0.0, 1.0], d)
         gradient[:d] += slant
         return total / points + slant @ (mean - start) + coordinates[d:].sum(), gradient
 
     scaling = Diagonal(np.concatenate([scale, np.ones(d)]))
-    for logarithm in np.log(NARROWER) * np.arange(MOST_NARROWER):
-        begin = np.concatenate([start, np.full(d, logarithm)])
+    width = 1.0
+    while width > np.sqrt(np.finfo(float).eps):
+        begin = np.concatenate([start, np.full(d, np.log(width))])
         with suppress(ValueError):  # The log density is zero at some of the points.
             end = minimize(objective, begin, scaling, CENTER_TOLERANCE, steps)
             return end[:d], scale * np.exp(end[d:])
+        width /= 4
     raise ModelError("The log density is not finite at points around the start.")

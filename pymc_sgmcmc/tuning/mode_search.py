@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -10,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 from scipy import linalg, optimize
 
-from pymc_sgmcmc.errors import CenterWarning, ModelError
+from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.gradient_estimators.center_difference import (
     CenterDifference,
     find_center_difference,
@@ -20,6 +19,7 @@ from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.stages import log
 from pymc_sgmcmc.tuning.center import Center, center_at, second_order_is_quick
 from pymc_sgmcmc.tuning.curvature import (
+    SMALLEST,
     Curvature,
     coordinate_scale,
     curvature_at,
@@ -42,34 +42,22 @@ FLAT_DIRECTION = 0.05
 """A direction is flat where the curvature is less than this part of what single rows say of it."""
 
 MOST_SADDLES = 5
-"""A search leaves at most this many saddles."""
+"""A search leaves at most this many saddles, which bounds the time."""
+
+MOST_STEPS = 200
+"""A search in the scales of a curvature makes at most this many steps. It needs 20 where the
+posterior is near a Gaussian, and one with independent coordinates 20 to 150. Where more are needed
+the mode is far from the mass."""
 
 LEAST_DIFFERENCE = 1.0
 """A log density is higher than another where it is so by more than this, which is above the error
 that a search leaves in it."""
 
-SHORTER_STEPS = 0.3
-"""A search that ended at an edge of the support begins again, and first goes this part of its
-way."""
-
-EVALUATIONS_A_STEP = 3
-"""A search makes at most this many times as many evaluations as steps. Most need fewer than 1.2 a
-step, and many where it goes along an edge."""
-
-MOST_HALVINGS = 10
-"""The way from the first start to the mode of a subsample is halved at most so often."""
-
 NEWTON_PROGRESS = 0.3
 """After a Newton step that leaves more than this part of the distance, the curvature is computed
-anew, and after another one the steps are left to another search."""
-
-COLLAPSED_PRIOR = 1e8
-"""The prior of a coordinate has collapsed where the curvature of its log density is more than this
-many times that at the start: its standard deviation is then ten thousand times smaller."""
-
-COLLAPSED_SHARE = 1e4
-"""The prior of a coordinate has collapsed only where the curvature of its log density is also more
-than this many times that of the likelihood. Otherwise the data may be what makes it narrow."""
+anew, and after another one the steps are left to another search. A step leaves a tenth for a
+regression with a third as many predictors as rows, and nearly all for group effects with their
+scale."""
 
 INFORMED_SHARE = 30.0
 """Rows inform an effect of a group, scaled by its standard deviation, so strongly that both lie on
@@ -87,11 +75,8 @@ def find_mode(
 
     A pass over all rows may read files, so the last search takes as few as it can.
     """
-    with warnings.catch_warnings():
-        # A few rows may not inform some coordinates, which only makes the search longer.
-        warnings.simplefilter("ignore", CenterWarning)
-        position, rough = _mode_of_subsample(posterior, subsample, start, scale)
-        found = _by_newton(posterior, subsample, position, rough)
+    position, rough = _mode_of_subsample(posterior, subsample, start, scale)
+    found = _by_newton(posterior, subsample, position, rough)
     if found is None:
         position = _minimize_towards(
             posterior.log_density_and_gradient, start, position, rough.root, CENTER_TOLERANCE
@@ -101,7 +86,9 @@ def find_mode(
         difference = difference or find_center_difference(posterior, position, order=2)
     rows, of_rows = (large, None) if difference is None else (subsample, difference.curvature)
     curvature = curvature_at(posterior, rows, position, of_rows=of_rows)
-    return replace(center_at(posterior, position, curvature, gradient), difference=difference)
+    center = center_at(posterior, position, curvature, gradient)
+    rests = center.distance <= 10 * CENTER_TOLERANCE
+    return replace(center, difference=difference, is_mode=True, came_to_rest=rests)
 
 
 def _mode_of_subsample(
@@ -125,7 +112,7 @@ def _mode_of_subsample(
     except ValueError:  # It need be finite only at the mode.
         position = minimize(density, near, Diagonal(scale), tolerance=0.1)
         return position, curvature_at(posterior, subsample, position)
-    position = minimize(density, near, curvature.root, tolerance=0.1)
+    position = minimize(density, near, curvature.root, tolerance=0.1, steps=MOST_STEPS)
     if np.max(np.abs(position - near) / curvature.standard_deviations) > 1:
         curvature = curvature_at(posterior, subsample, position)
     return position, curvature
@@ -203,31 +190,33 @@ def _by_newton(
 
 def collapsed_coordinates(
     posterior: Posterior, subsample: Subsample, center: Center, start: np.ndarray
-) -> np.ndarray:
+) -> tuple[int, ...]:
     """Coordinates whose prior is far narrower at a centre than at the start, the narrowest first.
 
     The density of group effects with an unknown scale has no bound where scale and effects are
     zero. A search may go there without end, whatever the rows say. It then finds a Gaussian of zero
-    width, at which all gradients are small.
+    width, at which all gradients are small. The curvature of the prior has then grown beyond what
+    rounding leaves of a smaller one, and is far above that of the rows: otherwise these may be what
+    makes it narrow.
     """
     prior = np.abs(prior_precision_diagonal(posterior, center.position))
     before = np.abs(prior_precision_diagonal(posterior, start))
     information = row_information(posterior, subsample, center.position)
     with np.errstate(all="ignore"):
-        narrower = (prior > COLLAPSED_PRIOR * before) & (prior > COLLAPSED_SHARE * information)
+        narrower = (SMALLEST * prior > before) & (np.sqrt(SMALLEST) * prior > information)
     collapsed = np.flatnonzero(narrower & (before > 0))
-    return collapsed[np.argsort(-prior[collapsed], kind="stable")]
+    return tuple(collapsed[np.argsort(-prior[collapsed], kind="stable")].tolist())
 
 
-def informed_effects(
-    posterior: Posterior, subsample: Subsample, position: np.ndarray, start: np.ndarray
-) -> np.ndarray:
+def informed_effects(posterior: Posterior, subsample: Subsample, center: Center) -> np.ndarray:
     """Coordinates of groups whose fixed prior says far less than the rows.
 
     Effects of groups with a fixed prior are non-centred ones, which a scale multiplies.
     """
+    position = center.position
     prior = prior_precision_diagonal(posterior, position)
-    fixed = np.isclose(prior, prior_precision_diagonal(posterior, start), rtol=1e-3)
+    start = prior_precision_diagonal(posterior, posterior.initial_position)
+    fixed = np.isclose(prior, start, rtol=1e-3)
     gradients = subsample.gradients_of_some_rows(position)
     information = posterior.n_rows * np.mean(gradients**2, axis=0)
     of_group = np.mean(gradients != 0, axis=0) < 0.5
@@ -244,7 +233,7 @@ def minimize(
     """Maximize a log density by L-BFGS in scaled coordinates.
 
     Long steps may lead to an edge of the support, or to where a probability is rounded to one. A
-    search that ends there begins again with shorter ones.
+    search that ends there begins again and goes half of its way first.
 
     Raises
     ------
@@ -267,8 +256,8 @@ def minimize(
         end, taken, at_edge = _minimize_near(objective, place, radius, tolerance, steps)
         steps -= max(1, taken)
         distance = float(np.abs(end - place).max())
-        if at_edge and SHORTER_STEPS * distance > 10 * tolerance:
-            radius = SHORTER_STEPS * distance
+        if at_edge and distance > 20 * tolerance:
+            radius = distance / 2
             continue
         # Near an edge that is one, differences of gradients are finite only on one side.
         if not at_edge or radius == np.inf:
@@ -333,7 +322,6 @@ def _minimize_near(
             "gtol": tolerance,
             "ftol": 0.0,
             "maxiter": steps,
-            "maxfun": EVALUATIONS_A_STEP * steps,
             "maxcor": 20,
         },
     )
@@ -356,7 +344,9 @@ def _minimize_towards(
     At the mode of a subsample the probability of another row may be zero in floating point, such as
     that of a category in the middle.
     """
-    for halvings in range(MOST_HALVINGS):
+    way = position - start
+    while not np.array_equal(start + way, start):
         with suppress(ValueError):
-            return minimize(density, start + 0.5**halvings * (position - start), scale, tolerance)
+            return minimize(density, start + way, scale, tolerance, MOST_STEPS)
+        way = way / 2
     return minimize(density, start, scale, tolerance)

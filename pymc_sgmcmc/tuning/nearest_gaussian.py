@@ -2,94 +2,60 @@
 
 from __future__ import annotations
 
-import warnings
 from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 from scipy import linalg
 
-from pymc_sgmcmc.errors import CenterWarning, ModelError
+from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.gradient_estimators.center_difference import find_center_difference
 from pymc_sgmcmc.matrices import Dense, triangular_root
 from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.stages import log
 from pymc_sgmcmc.tuning.center import Center, center_at
 from pymc_sgmcmc.tuning.curvature import (
     Curvature,
     coordinate_scale,
-    dense_curvature,
+    curvature_at,
+    diagonal_curvature,
     scaled_precision,
 )
 from pymc_sgmcmc.tuning.gaussian import (
     FEWEST_PAIRS,
     FLAT,
+    LARGEST_NARROWING,
+    LARGEST_SHIFT,
     MOST_ITERATIONS,
+    MOST_UNLIKE_GAUSSIAN,
+    PAIRS_ALONG_COORDINATES,
     Mismatch,
     MismatchAlongCoordinates,
     fit_gaussian,
+    is_guide,
     mismatch,
     mismatch_along_coordinates,
     steepest_curvature,
 )
-from pymc_sgmcmc.tuning.judge import ControlVariates, judge_at
+from pymc_sgmcmc.tuning.judge import ControlVariates, judge_at, with_steepest
 from pymc_sgmcmc.tuning.mean_field import mean_field
 from pymc_sgmcmc.tuning.mode_search import collapsed_coordinates
 from pymc_sgmcmc.tuning.subsample import SUBSAMPLE_OPERATIONS, Subsample
 
-MOST_UNLIKE_GAUSSIAN = 3.0
-"""A Gaussian is near the posterior where the mean curvature over it differs from its own by less
-than this factor in each direction. Standard deviations then differ by less than a factor of 1.8,
-with which a preconditioner still works well."""
-
-LARGEST_SHIFT = 0.3
-"""A Gaussian is near the posterior where its mean is at most this many standard deviations from a
-better one. The mode of a mildly skewed posterior passes, and that of many group effects does
-not."""
-
 LARGEST_SPREAD = 5.0
 """A Gaussian is near the posterior where the log density less its own has at most this standard
-deviation over it. For 200 group effects and their scale the standard deviation is about one."""
-
-LARGEST_RESPONSE = 9.0
-"""A Gaussian is near the posterior where the variance of the posterior is at most this many times
-its own, a factor of three between standard deviations. For the log scale of up to 200 group effects
-that rows inform the variance is at most three times as large, and for a funnel 20 times."""
+deviation over it, which is larger where the posterior is a curve. For 200 group effects and their
+scale the standard deviation is about one."""
 
 SMALL_FORCE = 0.25
-"""The force that measures this variance moves the mean of a Gaussian by this many standard
-deviations. It is a compromise between `CENTER_TOLERANCE`, the error of that mean, and the long tail
-of a log scale, in which a large force moves the mean without bound."""
-
-LARGEST_LOSS = 0.05
-"""A Gaussian is near the posterior where at most this part of its points is outside of the support.
-This part of a Gaussian lies more than 1.6 standard deviations from its mean on one side."""
-
-MOST_RECENTERINGS = 6
-"""The search for the nearest Gaussian is made with control variates at this many centres at most,
-each the result before. Each costs as much as the curvature of many rows."""
+"""The force that measures the variance along a direction moves the mean of a Gaussian by this many
+standard deviations. It is a compromise between `CENTER_TOLERANCE`, the error of that mean, and the
+long tail of a log scale, in which a large force moves the mean without bound."""
 
 STEPS_AROUND_CENTER = 10
-"""The search makes at most this many steps around one centre, since control variates are good only
-near it. A search that begins at the nearest Gaussian with independent coordinates needs about 5."""
-
-MOST_NARROWINGS = 20
-"""A Gaussian that is far from the posterior is made narrower at most this many times, which bounds
-the time."""
-
-LARGEST_NARROWING = 16.0
-"""One narrowing divides the variance in a direction by at most this factor, since the curvature may
-be smaller in the narrower Gaussian."""
-
-EXPECTED_ITERATIONS = 20
-"""Where a search on few rows ends far from the posterior, as with effects that these hardly inform,
-another has as many rows as this number of steps can take in a bounded time."""
-
-SPREAD_DRAWS = 50
-"""The spread is measured at this many points. It is a compromise between its noise and its time."""
-
-SMALLEST_CONDITIONAL = 1e-12
-"""The root of a covariance is singular where the standard deviation of a coordinate, given those
-before it, is less than this part of its marginal one. Rounding leaves about 1e-16 d."""
+"""The search for the nearest Gaussian makes at most this many steps with control variates around
+one centre, since they are good only near it. A search that begins at the nearest Gaussian with
+independent coordinates needs about 5."""
 
 
 def mismatch_at(judge: ControlVariates, center: Center) -> Mismatch:
@@ -110,17 +76,75 @@ def mismatch_along_at(
         )
 
 
-def is_guide(
-    misfit: Mismatch | MismatchAlongCoordinates, largest_shift: float = LARGEST_SHIFT
-) -> bool:
-    """Whether a Gaussian is near the posterior."""
-    if not (misfit.shift <= largest_shift and misfit.lost <= LARGEST_LOSS):
-        return False
-    scales = misfit.scales
-    return bool(scales[0] > 1 / MOST_UNLIKE_GAUSSIAN and scales[-1] < MOST_UNLIKE_GAUSSIAN)
-
-
 def nearest_gaussian(
+    posterior: Posterior,
+    mode: Center,
+    start: np.ndarray,
+    scale: np.ndarray,
+    subsample: Subsample,
+    large: Subsample,
+) -> Center:
+    """Centre of a short position: the mode, or the mean of the Gaussian nearest to the posterior.
+
+    The search for that begins at the nearest Gaussian with independent coordinates, first from the
+    mode, and where that ends at no Gaussian near the posterior, from the start of the search for
+    the mode. Where no Gaussian is near, the centre is that which differs least from the posterior.
+    A Gaussian of zero width counts as far from the posterior.
+
+    Parameters
+    ----------
+    posterior : Posterior
+    mode : Center
+    start, scale : numpy.ndarray, shape (d,)
+        Where the search for the mode began, and rough standard deviations there.
+    subsample, large : Subsample
+        Rows for searches, and more of them for the curvature.
+    """
+    judge = judge_at(posterior, mode, large)
+    collapsed = collapsed_coordinates(posterior, subsample, mode, start)
+    could_be_near = not (collapsed or mode.curvature.is_flat)
+    if could_be_near and _may_be_guide(posterior, subsample, judge, mode):
+        misfit = mismatch_at(judge, mode)
+        if is_guide(misfit):
+            return _with_surroundings(judge, replace(mode, misfit=misfit))
+    with np.errstate(all="ignore"):
+        found, near = _nearest(posterior, judge, mode, start, scale, subsample, large)
+    if not near:
+        return replace(found, is_guide=False, collapsed=collapsed)
+    distance = np.abs((found.position - mode.position) / found.curvature.standard_deviations)
+    log.info(
+        "The posterior mode is up to %.2g standard deviations (%s) from the mean of the nearest "
+        "Gaussian, so centre and curvature are those of this Gaussian",
+        distance.max(),
+        posterior.labels[int(distance.argmax())],
+    )
+    return _with_surroundings(judge, found)
+
+
+def _may_be_guide(
+    posterior: Posterior, subsample: Subsample, judge: ControlVariates, center: Center
+) -> bool:
+    """Whether a few rows and points leave it open that the Gaussian of a mode is near the mass."""
+    pairs = max(FEWEST_PAIRS, posterior.dimension)
+    if judge.subsample.count * pairs <= 2 * subsample.count * PAIRS_ALONG_COORDINATES:
+        return True  # The comparison itself takes no longer.
+    return mismatch_along_at(posterior, subsample, center).shift <= LARGEST_SHIFT
+
+
+def _with_surroundings(judge: ControlVariates, center: Center) -> Center:
+    r"""Centre with the shift of the mean of a chain whose variances are too large, and steepness.
+
+    The mean of :math:`\nabla \log \pi` over :math:`N(m, \Lambda)`, less its value at m, is half
+    the third derivatives times Λ. A chain whose covariance exceeds Λ by δΛ has δ times this mean
+    gradient, which balances :math:`H` times the shift of its mean.
+    """
+    root = center.curvature.root
+    balance = center.misfit.gradient - root.T @ center.gradient
+    bend = root @ balance / center.curvature.standard_deviations
+    return with_steepest(replace(center, bend=bend), judge)
+
+
+def _nearest(
     posterior: Posterior,
     judge: ControlVariates,
     mode: Center,
@@ -128,69 +152,64 @@ def nearest_gaussian(
     scale: np.ndarray,
     subsample: Subsample,
     large: Subsample,
-) -> tuple[Center, Mismatch, bool]:
-    """Centre at the mean of the Gaussian nearest to the posterior, and whether it is near.
+) -> tuple[Center, bool]:
+    """Centre with the nearest Gaussian, or that which differs least, and whether it is near."""
 
-    The search begins at the nearest Gaussian with independent coordinates, first from the mode, and
-    where that ends at no Gaussian near the posterior, from the start of the search for the mode.
+    def collapsed(center: Center) -> tuple[int, ...]:
+        return collapsed_coordinates(posterior, subsample, center, start)
 
-    Where no Gaussian is near, the centre is that of the fitted Gaussian, or of that at the mode,
-    which differs least from the posterior. It is then narrowed, so that a step computed from it is
-    stable. A Gaussian of zero width counts as far from the posterior.
-    """
+    def unlikeness(center: Center) -> tuple[bool, float]:
+        return bool(collapsed(center)), _unlikeness(center.misfit)
 
-    def unlikeness(misfit: Mismatch, center: Center) -> tuple[bool, float]:
-        collapsed = collapsed_coordinates(posterior, subsample, center, start)
-        return bool(len(collapsed)), _unlikeness(misfit)
-
-    def fits(misfit: Mismatch, center: Center, deviation: float) -> bool:
-        collapsed, _ = unlikeness(misfit, center)
-        return is_guide(misfit) and not collapsed and deviation <= LARGEST_SPREAD
+    def is_near(center: Center, density: ControlVariates) -> bool:
+        return (
+            is_guide(center.misfit)
+            and not collapsed(center)
+            and spread(density, center) <= LARGEST_SPREAD
+            and response(posterior, center) <= MOST_UNLIKE_GAUSSIAN**2
+        )
 
     around = _around_mode(posterior, judge, mode, large)
-    if around is not None and fits(*around):
-        misfit, center, _ = around
-        if response(posterior, center, misfit) <= LARGEST_RESPONSE:
-            return center, misfit, True
-    evaluations = EXPECTED_ITERATIONS * 2 * max(FEWEST_PAIRS, posterior.dimension)
-    more = Subsample(posterior, evaluations, 4 * SUBSAMPLE_OPERATIONS)
-    far: list[tuple[tuple[bool, float], Center]] = []
+    if around is not None and is_near(*around):
+        return around[0], True
+    # As many rows as so many steps take in a bounded time.
+    evaluations = STEPS_AROUND_CENTER * 2 * max(FEWEST_PAIRS, posterior.dimension)
+    more = Subsample(posterior, evaluations, 2 * SUBSAMPLE_OPERATIONS)
+    far = [replace(mode, misfit=mismatch_at(judge, mode))]
     begins = [(mode.position, mode.curvature.conditional_deviations), (start, scale)]
-    collapsed = collapsed_coordinates(posterior, subsample, mode, start)
-    # A search that begins at a scale of zero hardly leaves it.
-    for position, deviations in begins[1:] if len(collapsed) else begins:
+    if collapsed(mode):
+        begins = begins[1:]  # A search that begins at a scale of zero hardly leaves it.
+    elif not mode.came_to_rest:
+        begins.reverse()
+    for position, deviations in begins:
         try:
-            position, _ = mean_field(posterior, position, deviations)
+            position, deviations = mean_field(posterior, position, deviations)
         except ValueError:  # The log density is not finite around the start.
             continue
         begin = None
         for rows in (subsample, more):
             try:
-                center, misfit, deviation = _fitted(posterior, rows, large, position, begin)
+                center, density = _fitted(posterior, rows, large, position, deviations, begin)
             except (ValueError, linalg.LinAlgError):  # Gradient or curvature are not finite there.
                 break
-            near = fits(misfit, center, deviation)
-            if near and response(posterior, center, misfit) <= LARGEST_RESPONSE:
-                return center, misfit, True
-            far.append((unlikeness(misfit, center), center))
+            if is_near(center, density):
+                return center, True
+            far.append(center)
             # More rows help neither where the log density bends upwards over the Gaussian nor where
-            # the posterior is much wider.
-            agree = misfit.scales[0] > FLAT and misfit.scales[-1] < MOST_UNLIKE_GAUSSIAN
-            if rows.count == more.count or near or not agree:
+            # the posterior is much wider, or not of its form.
+            scales = center.misfit.scales
+            agree = scales[0] > FLAT and scales[-1] < MOST_UNLIKE_GAUSSIAN
+            if rows.count == more.count or is_guide(center.misfit) or not agree:
                 break
             position, begin = center.position, center
-    far.insert(0, (unlikeness(mismatch_at(judge, mode), mode), mode))
-    _, center = min(far, key=lambda candidate: candidate[0])
-    if center is not mode:
-        judge = judge_at(posterior, center, large)
-    misfit = mismatch_at(judge, center)
-    return _narrowed(posterior, judge, center, misfit), misfit, False
+    # Along a flat direction rounding decides where searches end.
+    return min(far[:1] if mode.curvature.has_flat_direction else far, key=unlikeness), False
 
 
 def _around_mode(
     posterior: Posterior, judge: ControlVariates, mode: Center, large: Subsample
-) -> tuple[Mismatch, Center, float] | None:
-    """Mismatch, centre and spread of the Gaussian that a search from the mode finds.
+) -> tuple[Center, ControlVariates] | None:
+    """Centre of the Gaussian that a search from the mode finds, and the log density around it.
 
     The mean of a regression with many predictors lies a few standard deviations from the mode,
     where control variates of second order at the mode still hold, and few rows are enough. It is
@@ -207,7 +226,7 @@ def _around_mode(
                 center, difference=find_center_difference(posterior, center.position, order=2)
             )
             judge = judge_at(posterior, center, large)
-            return mismatch_at(judge, center), center, spread(judge, center)
+            return replace(center, misfit=mismatch_at(judge, center)), judge
     return None
 
 
@@ -216,11 +235,13 @@ def _fitted(
     subsample: Subsample,
     large: Subsample,
     position: np.ndarray,
+    deviations: np.ndarray,
     begin: Center | None,
-) -> tuple[Center, Mismatch, float]:
-    """Centre of the Gaussian that a search from a position finds, its mismatch and spread.
+) -> tuple[Center, ControlVariates]:
+    """Centre of the Gaussian that a search from a position finds, and the log density around it.
 
-    The search begins with the curvature at the position, or with that of a centre there.
+    The search begins with a centre there, or with the curvature at the position. Where that is far
+    flatter than around it, as on a ridge, it begins with the given standard deviations.
 
     Raises
     ------
@@ -229,17 +250,26 @@ def _fitted(
     numpy.linalg.LinAlgError
         Where the search ends at a singular Gaussian.
     """
-    curvature, excess = _curvature_and_excess(posterior, subsample, large, position)
-    center = begin or center_at(posterior, position, curvature)
-    if subsample.weight == 1:
-        centers, steps = 1, MOST_ITERATIONS
+
+    def around(center: Center) -> ControlVariates:
+        return ControlVariates(
+            subsample, center, _excess(posterior, subsample, large, center.position)
+        )
+
+    if begin is None:
+        scale = coordinate_scale(posterior, subsample, position)
+        curvature = curvature_at(posterior, large, position, scale)
+        center = center_at(posterior, position, curvature)
+        density = around(center)
+        # A step goes about one standard deviation.
+        if not mismatch_at(density, center).shift <= MOST_ITERATIONS:
+            center = replace(center, curvature=diagonal_curvature(deviations))
     else:
-        centers, steps = MOST_RECENTERINGS, STEPS_AROUND_CENTER
-    ended = False
+        center, density = begin, around(begin)
+    steps = MOST_ITERATIONS if subsample.weight == 1 else STEPS_AROUND_CENTER
+    centers, ended = MOST_ITERATIONS // steps, False
     for number in range(centers):
-        if number:
-            _, excess = _curvature_and_excess(posterior, subsample, large, center.position)
-        density = ControlVariates(subsample, center, excess)
+        density = around(center) if number else density
         root, last = center.curvature.root.dense(), number == centers - 1
         settles = ended or not last or centers == 1
         fitted = fit_gaussian(
@@ -253,26 +283,21 @@ def _fitted(
             if ended or is_guide(misfit, LARGEST_SHIFT / 3) or _unlikeness(misfit) == np.inf:
                 break
             ended = fitted.converged
-    return center, misfit, spread(density, center)
+    return replace(center, misfit=misfit), density
 
 
-def _curvature_and_excess(
+def _excess(
     posterior: Posterior, subsample: Subsample, large: Subsample, position: np.ndarray
-) -> tuple[Curvature, np.ndarray | None]:
-    """Curvature at a position, and by how much that of a subsample exceeds it."""
-    scale = coordinate_scale(posterior, subsample, position)
-    precision = scaled_precision(posterior, large, position, scale)
-    with warnings.catch_warnings():
-        # The density may bend upwards far from the mode, where the Gaussian need not.
-        warnings.simplefilter("ignore", CenterWarning)
-        curvature = dense_curvature(precision, scale)
+) -> np.ndarray | None:
+    """By how much the curvature of a subsample exceeds that of more rows, None for the same."""
     if subsample.count == large.count:
-        return curvature, None
-    excess = scaled_precision(posterior, subsample, position, scale) - precision
-    return curvature, excess / np.outer(scale, scale)
+        return None
+    scale = coordinate_scale(posterior, subsample, position)
+    few, many = (scaled_precision(posterior, each, position, scale) for each in (subsample, large))
+    return (few - many) / np.outer(scale, scale)
 
 
-def _unlikeness(misfit: Mismatch) -> float:
+def _unlikeness(misfit: Mismatch | MismatchAlongCoordinates) -> float:
     """Distance of a Gaussian from the posterior: zero where they are equal."""
     worst = max(misfit.shift, float(np.abs(misfit.scales - 1).max()))
     # Without curvature in any direction the Gaussian ran away where the density is constant.
@@ -291,17 +316,22 @@ def _curvature_of(root: np.ndarray) -> Curvature:
         raise linalg.LinAlgError("The root of a covariance is not finite.")
     lower = triangular_root(root)
     deviations = np.sqrt((lower**2).sum(1))
-    if not (np.abs(np.diag(lower)) > SMALLEST_CONDITIONAL * deviations).all():
+    if not (np.abs(np.diag(lower)) > len(lower) * np.finfo(float).eps * deviations).all():
         raise linalg.LinAlgError("The root of a covariance is singular.")
     inverse = linalg.solve_triangular(lower, np.eye(len(lower)), lower=True)
     return Curvature(Dense(inverse.T @ inverse), Dense(lower @ lower.T), Dense(lower))
 
 
-def _narrowed(
-    posterior: Posterior, judge: ControlVariates, center: Center, misfit: Mismatch
-) -> Center:
-    """Gaussian so narrow that the curvature at its points is not larger than its own."""
-    for _ in range(MOST_NARROWINGS):
+def narrowed(posterior: Posterior, center: Center, large: Subsample) -> Center:
+    """Centre whose Gaussian is so narrow that the curvature at its points is not above its own.
+
+    A step that is computed from it is then stable where no Gaussian is near the posterior. It is
+    that of short positions. The others are left as they are.
+    """
+    if center.is_guide or not center.curvature.is_dense:
+        return center
+    judge, misfit = judge_at(posterior, center, large), center.misfit
+    for _ in range(MOST_ITERATIONS):
         root = center.curvature.root.dense()
         if np.isfinite(misfit.scales).all():
             values, vectors = linalg.eigh(misfit.precision)
@@ -326,12 +356,12 @@ def spread(density: ControlVariates, center: Center) -> float:
     """
     rng = np.random.default_rng(1748)
     root = center.curvature.root.dense()
-    draws = rng.standard_normal((SPREAD_DRAWS, len(root)))
+    draws = rng.standard_normal((FEWEST_PAIRS, len(root)))
     values, _ = density.log_densities_and_gradients(center.position + draws @ root.T)
     return float((0.5 * (draws**2).sum(1) + values).std())
 
 
-def response(posterior: Posterior, center: Center, misfit: Mismatch) -> float:
+def response(posterior: Posterior, center: Center) -> float:
     r"""Variance of a posterior along one direction, divided by that of a Gaussian near it.
 
     In a funnel many Gaussians are near the posterior, each in its part of it, and points of one do
@@ -341,21 +371,14 @@ def response(posterior: Posterior, center: Center, misfit: Mismatch) -> float:
     correlated (Giordano, Broderick and Jordan 2018). The direction is that in which the trace of
     the curvature over the Gaussian changes most, such as the log scale of group effects.
 
-    Parameters
-    ----------
-    posterior : Posterior
-    center : Center
-    misfit : Mismatch
-        The mismatch at this centre.
-
     References
     ----------
     R. Giordano, T. Broderick and M. I. Jordan (2018). Covariances, robustness, and variational
     Bayes. *Journal of Machine Learning Research* 19 (51), 1-49.
     """
     root, precision = center.curvature.root, center.curvature.precision
-    # Half the gradient of the trace, see `find_center._with_surroundings`, zero for a Gaussian.
-    direction = misfit.gradient - root.T @ center.gradient
+    # Half the gradient of the trace, see `_with_surroundings`, zero for a Gaussian.
+    direction = center.misfit.gradient - root.T @ center.gradient
     direction = direction / max(float(np.linalg.norm(direction)), np.finfo(float).tiny)
     tilt = SMALL_FORCE * (precision @ (root @ direction))
     scale = center.curvature.conditional_deviations

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
 from contextlib import suppress
 
 import numpy as np
 
-from pymc_sgmcmc.errors import CenterWarning
 from pymc_sgmcmc.matrices import Diagonal, Matrix
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning.center import Center
-from pymc_sgmcmc.tuning.curvature import curvature_at
-from pymc_sgmcmc.tuning.mode_search import LEAST_DIFFERENCE, minimize
+from pymc_sgmcmc.tuning.curvature import coordinate_scale, curvature_at
+from pymc_sgmcmc.tuning.gaussian import BEYOND_DOUBT
+from pymc_sgmcmc.tuning.mode_search import FEWEST_STEPS, LEAST_DIFFERENCE, minimize
 from pymc_sgmcmc.tuning.subsample import Subsample
 from pymc_sgmcmc.tuning.symmetries import Image, symmetries
 
@@ -21,63 +20,50 @@ DISPERSED_PAIRS = 3
 coordinate. The starts of a pair are on opposite sides of the first start, so that searches end at
 different modes where modes are exchangeable."""
 
-FARTHEST_MODE = 5.0
-"""Two searches ended at different modes where their ends are more than this many standard
-deviations apart. Searches that end early at the same mode are nearer to each other."""
-
-NEGLIGIBLE_MODE = 20.0
-"""A mode whose log density is lower by more than this counts as one with a negligible part of the
-mass: the densities differ by a factor of 5e8."""
-
-STEPS_IN_FIRST_SCALE = 100
-"""A search takes at most this many steps in the scales of the first start, which lead it to a mode,
-and the others in the root of the centre's covariance. With effects of many groups a search in
-the first scales may not come to a mode at all, and one in the others takes few steps."""
+NEGLIGIBLE = 20.0
+"""Places whose log density is lower by more than this have a negligible part of the mass: the
+densities differ by a factor of 5e8."""
 
 
-def warn_of_other_modes(
-    posterior: Posterior,
-    subsample: Subsample,
-    center: Center,
-    start: np.ndarray,
-    scale: np.ndarray,
-    *,
-    at_mode: bool = True,
-) -> None:
-    """Warn where there is another mode that may hold mass.
+def another_mode(posterior: Posterior, rows: Subsample, center: Center) -> str | None:
+    """A message where there is another mode that may hold mass.
 
-    It is one by symmetry, or searches from dispersed starts end at it. With `at_mode` false the
-    centre is that of a Gaussian that is near the posterior. Where no mode is near this centre, ends
-    of searches tell nothing about the mass.
-
-    Warns
-    -----
-    CenterWarning
+    It is one by symmetry, or searches from dispersed starts end at it. Where no mode is near the
+    centre, which may be that of a Gaussian near the posterior, ends of searches tell nothing.
     """
-    density = subsample.log_density_and_gradient
+    found = _another_mode(posterior, rows, center)
+    if found is None:
+        return None
+    return (
+        f"The posterior has more than one mode: {found}. Chains hardly ever change modes: order "
+        "or fix exchangeable parameters, give `center`, or sample with NUTS."
+    )
+
+
+def _another_mode(posterior: Posterior, rows: Subsample, center: Center) -> str | None:
+    density, start = rows.log_density_and_gradient, posterior.initial_position
     rng = np.random.default_rng(1963)
     sds = center.curvature.standard_deviations
     with np.errstate(all="ignore"):
-        by_symmetry = _mode_by_symmetry(posterior, subsample, center)
+        by_symmetry = _mode_by_symmetry(posterior, rows, center)
         if by_symmetry is not None:
-            _warn(by_symmetry)
-            return
+            return by_symmetry
         # All searches use the same rows, since a subsample moves the mode by several standard
         # deviations.
         first = minimize(density, center.position, center.curvature.root, 0.1)
         top, _ = density(first)
         moved = float(np.max(np.abs(first - center.position) / sds))
         # A subsample moves a mode by about this many standard deviations.
-        by_subsample = np.sqrt(max(1.0, subsample.weight - 1))
-        if not at_mode and moved > FARTHEST_MODE * by_subsample:
-            return
-        far = max(FARTHEST_MODE, 2 * moved)
+        by_subsample = np.sqrt(max(1.0, rows.weight - 1))
+        if moved > BEYOND_DOUBT * by_subsample:
+            return None
+        far, scale = max(BEYOND_DOUBT, 2 * moved), coordinate_scale(posterior, rows, start)
 
         def is_another_mode(end: np.ndarray, root: Matrix) -> bool:
             value, gradient = density(end)
             ended = np.max(np.abs(root.T @ gradient)) < 1
             distant = np.max(np.abs(end - first) / sds) > far
-            if not (ended and distant and value > top - NEGLIGIBLE_MODE):
+            if not (ended and distant and value > top - NEGLIGIBLE):
                 return False
             # Without a valley half-way both belong to one mode that a search did not reach.
             between, _ = density((first + end) / 2)
@@ -86,14 +72,14 @@ def warn_of_other_modes(
         shifts = rng.uniform(-2, 2, size=(DISPERSED_PAIRS, len(start)))
         for begin in (start + sign * shift for shift in shifts for sign in (1, -1)):
             try:
-                near = minimize(density, begin, Diagonal(scale), 0.1, steps=STEPS_IN_FIRST_SCALE)
+                # With effects of many groups a search in the first scales may not come to a mode at
+                # all, and one in those of the centre takes few steps.
+                near = minimize(density, begin, Diagonal(scale), 0.1, steps=FEWEST_STEPS)
                 end = minimize(density, near, center.curvature.root, 0.1)
                 if not is_another_mode(end, center.curvature.root):
                     continue
                 # Where the scales there are wider than at the centre, this is on a slope.
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", CenterWarning)
-                    root = curvature_at(posterior, subsample, end).root
+                root = curvature_at(posterior, rows, end).root
                 end = minimize(density, end, root, 0.1)
             except ValueError:
                 continue  # The log density is not finite there.
@@ -101,17 +87,17 @@ def warn_of_other_modes(
                 continue
             value, _ = density(end)
             higher = "higher" if value > top else "lower"
-            _warn(
+            return (
                 "a search from another start ended "
                 f"{np.max(np.abs(end - first) / sds):.3g} standard deviations from the centre, "
                 f"where the log density is {abs(value - top):.3g} {higher}"
             )
-            return
+    return None
 
 
-def _mode_by_symmetry(posterior: Posterior, subsample: Subsample, center: Center) -> str | None:
+def _mode_by_symmetry(posterior: Posterior, rows: Subsample, center: Center) -> str | None:
     """What leads from the centre to another mode of the same density."""
-    density, root = subsample.log_density_and_gradient, center.curvature.root
+    density, root = rows.log_density_and_gradient, center.curvature.root
     sds = center.curvature.standard_deviations
 
     def value(position: np.ndarray) -> float:
@@ -124,7 +110,7 @@ def _mode_by_symmetry(posterior: Posterior, subsample: Subsample, center: Center
     for change, image in symmetries(posterior.layout, center.position):
         other = image(center.position)
         distance = float(np.max(np.abs(other - center.position) / sds))
-        if not (distance > FARTHEST_MODE and abs(value(other) - top) < LEAST_DIFFERENCE):
+        if not (distance > BEYOND_DOUBT and abs(value(other) - top) < LEAST_DIFFERENCE):
             continue
 
         def own_image(position: np.ndarray, image: Image = image) -> np.ndarray:
@@ -135,17 +121,8 @@ def _mode_by_symmetry(posterior: Posterior, subsample: Subsample, center: Center
         between = own_image(center.position)
         with suppress(Exception):
             between = own_image(
-                minimize(lambda x: density(own_image(x)), between, root, 0.1, STEPS_IN_FIRST_SCALE)
+                minimize(lambda x: density(own_image(x)), between, root, 0.1, FEWEST_STEPS)
             )
         if value(between) < top - LEAST_DIFFERENCE:
             return f"with {change}, {distance:.3g} standard deviations away, it is the same"
     return None
-
-
-def _warn(found: str) -> None:
-    warnings.warn(
-        f"The posterior has more than one mode: {found}. Chains hardly ever change modes: order "
-        "or fix exchangeable parameters, give `center`, or sample with NUTS.",
-        CenterWarning,
-        stacklevel=4,
-    )

@@ -27,7 +27,7 @@ from pymc_sgmcmc.matrices import (
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.selected import RowGradients, Table, stored_gradients
 from pymc_sgmcmc.tuning.center import Center, laplace_draws
-from pymc_sgmcmc.tuning.curvature import has_dense_curvature
+from pymc_sgmcmc.tuning.curvature import WORTHWHILE, has_dense_curvature
 
 NOISE_ROWS = 10_000
 """At most this many sampled rows represent all rows except the worst ones. A variance from them has
@@ -48,10 +48,6 @@ a relative error of a tenth in the noise of the worst direction, which tuning co
 ROWS_A_POINT = 8
 """Each point has at least this many of the sampled rows, since their mean is subtracted."""
 
-WORST_ROWS = 1000
-"""At most this many rows with the largest gradients, and at most a tenth of all, are evaluated
-separately. It is the largest of `CANDIDATES`."""
-
 POINTS_A_ROW = 16
 """Each of the worst rows is evaluated at this many points around the centre, or as many as
 `NOISE_ELEMENTS` allows. It is a compromise between the noise of their mean and their time and
@@ -67,11 +63,8 @@ gives a squared length a relative error of 25 %. That is enough to find the larg
 
 CANDIDATES = (0, 10, 20, 50, 100, 200, 500, 1000)
 """The number of rows that every transition evaluates is chosen among these. A finer choice would
-hardly change the cost."""
-
-WORTHWHILE_GAIN = 1.5
-"""Every transition evaluates the same rows only where an effective draw becomes cheaper by more
-than this factor. For a smaller gain the simpler scheme stays."""
+hardly change the cost. So many rows with the largest gradients at most, and a tenth of all, are
+evaluated separately."""
 
 Points = Sequence[Mapping[str, np.ndarray]]
 
@@ -138,7 +131,7 @@ def row_noise(
         of_sample = rows.deviations_apart(sample)
         longest = n_rows * rows.longest(of_sample) if order == 2 else 0.0
         return RowNoise(of_sample, n_rows, longest, np.empty(0, dtype=int))
-    count = min(WORST_ROWS, n_rows // 10)
+    count = min(CANDIDATES[-1], n_rows // 10)
     worst = rows.worst(count)
     others = n_rows - count
     most = int(np.clip(NOISE_ELEMENTS // posterior.dimension, ROWS_A_POINT, NOISE_ROWS))
@@ -166,7 +159,7 @@ def row_noise(
             largest = drawn * float(lengths[number]) if order == 2 else 0.0
             costs[number] = cost(rows_needed, largest, drawn, number)
         cheapest = min(costs, key=lambda number: costs[number])
-        if costs[0] > WORTHWHILE_GAIN * costs[cheapest]:
+        if costs[0] > WORTHWHILE * costs[cheapest]:
             kept = cheapest
     # Their mean outer product is C where the worst `kept` rows are left out.
     deviations = np.concatenate([of_sample, of_worst[:, kept:].reshape(-1, of_sample.shape[1])])

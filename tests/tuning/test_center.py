@@ -27,6 +27,7 @@ from pymc_sgmcmc.tuning import (
 )
 from pymc_sgmcmc.tuning.curvature import coordinate_scale, curvature_at, scaled_precision
 from pymc_sgmcmc.tuning.subsample import Subsample
+from pymc_sgmcmc.tuning.suspicions import no_curvature
 from tests.support.linear_gaussian import LinearGaussian, formula_covariance
 from tests.support.models import logistic_model
 
@@ -95,8 +96,8 @@ def test_a_flat_direction_is_reported_where_the_rows_are_many():
         pm.Normal("y", (a + b) * x, 1.0, observed=2 * x)
     posterior = Posterior(model)
     large = Subsample(posterior, operations=0)
-    with pytest.warns(CenterWarning, match="flat or bends upwards"):
-        mode_search.find_mode(posterior, large, large, np.zeros(2), np.full(2, 0.01))
+    mode = mode_search.find_mode(posterior, large, large, np.zeros(2), np.full(2, 0.01))
+    assert "flat or bends upwards" in no_curvature(posterior, large, mode)
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +133,6 @@ def search(posterior, monkeypatch, scaled_precision=mode_search.scaled_precision
     return position, len(evaluations)
 
 
-@pytest.mark.filterwarnings("ignore:The log posterior is flat or bends upwards")
 def test_a_long_search_goes_on_in_the_scales_of_the_curvature(badly_scaled, monkeypatch):
     position, evaluations = search(badly_scaled, monkeypatch)
     curvature = curvature_at(badly_scaled, Subsample(badly_scaled), position)
@@ -141,7 +141,6 @@ def test_a_long_search_goes_on_in_the_scales_of_the_curvature(badly_scaled, monk
     assert evaluations < 100  # 291 in rough scales alone
 
 
-@pytest.mark.filterwarnings("ignore:The log posterior is flat or bends upwards")
 def test_a_search_whose_curvature_is_not_finite_on_the_way(badly_scaled, monkeypatch):
     calls = []
 
@@ -202,9 +201,11 @@ def test_diagonal_curvature_beyond_the_dense_bound(problem, posterior, monkeypat
     assert curvature.relative_to(curvature.root).max() == pytest.approx(largest, rel=0.2)
 
 
-def test_a_saddle_is_reported():
-    with pytest.warns(UserWarning, match="flat or bends upwards"):
-        curvature = dense_curvature(np.diag([1.0, -0.5]), np.ones(2))
+@pytest.mark.parametrize(("smallest", "is_flat"), [(-0.5, True), (0.0, True), (1e-6, False)])
+def test_a_saddle_is_told_apart(smallest, is_flat):
+    curvature = dense_curvature(np.diag([1.0, smallest]), np.ones(2))
+    assert curvature.is_flat == is_flat
+    assert curvature.definite == pytest.approx(smallest)
     assert np.all(np.linalg.eigvalsh(curvature.covariance.values) > 0)
 
 

@@ -12,7 +12,8 @@ from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning import find_center, judge, nearest_gaussian, subsample
 from pymc_sgmcmc.tuning.center import center_at
 from pymc_sgmcmc.tuning.curvature import diagonal_curvature
-from pymc_sgmcmc.tuning.judge import LARGEST_JUDGE_ERROR, ControlVariates, _rows_needed, judge_at
+from pymc_sgmcmc.tuning.gaussian import CONVERGED_SHIFT
+from pymc_sgmcmc.tuning.judge import ControlVariates, _rows_needed, judge_at
 from pymc_sgmcmc.tuning.nearest_gaussian import mismatch_at
 from pymc_sgmcmc.tuning.subsample import Subsample
 
@@ -60,10 +61,10 @@ def test_few_rows_tell_the_mismatch_of_all_where_rows_have_few_coordinates(rng, 
     found = judge_at(posterior, center, large)
     assert found.subsample.count < ROWS / 10
     of_few, of_all = mismatch_at(found, center), mismatch_at(ControlVariates(large, center), center)
-    assert np.abs(of_few.gradient - of_all.gradient).max() < LARGEST_JUDGE_ERROR
-    assert np.abs(of_few.scales - of_all.scales).max() < LARGEST_JUDGE_ERROR
-    assert of_all.shift > 10 * LARGEST_JUDGE_ERROR
-    assert np.abs(of_all.scales - 1).max() > 10 * LARGEST_JUDGE_ERROR
+    assert np.abs(of_few.gradient - of_all.gradient).max() < CONVERGED_SHIFT
+    assert np.abs(of_few.scales - of_all.scales).max() < CONVERGED_SHIFT
+    assert of_all.shift > 10 * CONVERGED_SHIFT
+    assert np.abs(of_all.scales - 1).max() > 10 * CONVERGED_SHIFT
 
 
 @pytest.mark.parametrize("factor", [1.0, 10.0])
@@ -82,7 +83,7 @@ def test_rows_needed_follow_from_the_noise_of_single_rows(factor, rng):
     second = first.mean(axis=0, keepdims=True)
     found = _rows_needed(posterior, center, large)
     for rows, differences in zip(found, (first, second), strict=True):
-        exact = (ROWS * differences.std(axis=1).max() / LARGEST_JUDGE_ERROR) ** 2
+        exact = (ROWS * differences.std(axis=1).max() / CONVERGED_SHIFT) ** 2
         assert 0.5 < (1 + rows) / (1 + min(exact, ROWS)) < 2
 
 
