@@ -22,7 +22,7 @@ import pytensor
 import pytest
 
 import pymc_sgmcmc
-from pymc_sgmcmc import Posterior, datasets, sources, step_methods
+from pymc_sgmcmc import Posterior, datasets, sources
 from pymc_sgmcmc.batching import SCHEMES
 from pymc_sgmcmc.step_methods import center, setup
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
@@ -202,7 +202,7 @@ def test_table_of_what_goes_together(monkeypatch, uncompiled):
         if usual is None:
             return "no"
         gradient = column if column in ESTIMATORS else ESTIMATORS[usual.default](batching=column)
-        if step_class is step_methods.Recipe:
+        if step_class is pymc_sgmcmc.Recipe:
             settings = {**settings, "D": lambda theta: 1.0}
         try:
             step_class(model=model, batch_size=50, gradient=gradient, **settings)
@@ -211,8 +211,12 @@ def test_table_of_what_goes_together(monkeypatch, uncompiled):
         return "yes"
 
     labels = [line.split(" | ")[0].removeprefix("| ") for line in lines]
-    every = {name: getattr(step_methods, name) for name in step_methods.__all__}
-    every = {name: cls for name, cls in every.items() if issubclass(cls, StochasticGradientStep)}
+    every = {name: getattr(pymc_sgmcmc, name) for name in pymc_sgmcmc.__all__}
+    every = {
+        name: cls
+        for name, cls in every.items()
+        if inspect.isclass(cls) and issubclass(cls, StochasticGradientStep)
+    }
     others = [cls for name, cls in every.items() if f"`{name}`" not in labels[-1]]
     made = []
     for label in labels:
