@@ -101,6 +101,9 @@ MIRRORED = "mirrored"
 SOURCE = "source"
 """The setting `rows` of a run on rows of a source is its signature, under this name."""
 
+WITH_LESS_NOISE = "with_less_noise"
+"""This setting is what a user can write in place of an estimator that does not reduce the noise."""
+
 KEPT_ROWS = "kept_rows"
 """This array of the settings has the numbers of the rows that each transition takes."""
 

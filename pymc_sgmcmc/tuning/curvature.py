@@ -2,7 +2,6 @@ r"""Curvature of a log posterior, :math:`H = -\nabla^2 \log \pi`."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +10,7 @@ from scipy import linalg, sparse
 from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
 from pymc_sgmcmc.elimination import SCATTERED, elements_of_factor
-from pymc_sgmcmc.errors import CenterWarning, ModelError
+from pymc_sgmcmc.errors import CenterWarning, ModelError, warn
 from pymc_sgmcmc.matrices import (
     Dense,
     Diagonal,
@@ -290,11 +289,10 @@ def low_rank_curvature(
     trace = float(np.mean([probe @ product(probe) for probe in probes]))
     other_mean = trace / (dimension - len(values))
     if not (np.isfinite(other_mean) and other_mean > 0):
-        warnings.warn(
+        warn(
             "The mean curvature of the log posterior at the centre should be positive, but is "
             f"{other_mean:.2g}. It may have no mode there, or be improper: check the priors.",
             CenterWarning,
-            stacklevel=2,
         )
         return diagonal_curvature(scale)
     if not keeps:
@@ -348,12 +346,11 @@ def dense_curvature(scaled: np.ndarray, scale: np.ndarray) -> Curvature:
     values, vectors = linalg.eigh(scaled)
     floor = SMALLEST * np.abs(values).max()
     if values[0] <= floor:
-        warnings.warn(
+        warn(
             "The log posterior is flat or bends upwards at the centre (smallest eigenvalue of the "
             f"scaled curvature {values[0]:.2g}). It may have no mode there, or be improper: check "
             "the priors.",
             CenterWarning,
-            stacklevel=2,
         )
     values = np.maximum(np.abs(values), max(floor, np.finfo(float).tiny))
     precision = (vectors * values) @ vectors.T / np.outer(scale, scale)

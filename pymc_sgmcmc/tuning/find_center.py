@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 from scipy import linalg
 
-from pymc_sgmcmc.errors import CenterWarning, ModelError
+from pymc_sgmcmc.errors import CenterWarning, ModelError, warn
 from pymc_sgmcmc.guests import remedy
 from pymc_sgmcmc.matrices import Diagonal
 from pymc_sgmcmc.posterior import Posterior
@@ -346,12 +346,11 @@ def _center_of_effects(
     center = replace(center, bend=bend, of_rows=of_rows)
     if not longest <= LARGEST_SHIFT:
         worst = posterior.labels[int(np.argmax(np.abs(step / curvature.standard_deviations)))]
-        warnings.warn(
+        warn(
             f"No Gaussian was found near the posterior, whose mean is {_shown(longest)} standard "
             f"deviations away in {worst}, so draws may be wrong. Change priors, give `center`, or "
             "sample with NUTS.",
             CenterWarning,
-            stacklevel=2,
         )
     judge = Subsample(posterior, evaluations=2 * PAIRS_ALONG_COORDINATES)
     return with_steepest(center, ControlVariates(judge, center))
@@ -517,13 +516,12 @@ def _warn_of_no_guide(
             "outcomes may be separated."
         )
     call = remedy(posterior.model)
-    warnings.warn(
+    warn(
         "No Gaussian was found near the posterior, so draws may be wrong (mean gradient "
         f"{_shown(misfit.shift)} standard deviations in {worst}, curvature ratio {scales[0]:.3g} "
         f"to {scales[-1]:.3g}). {cause} Change priors or parametrisation, "
         f"{'' if call is None else f'use {call}, '}give `center`, or sample with NUTS.",
         CenterWarning,
-        stacklevel=3,
     )
 
 
@@ -535,10 +533,9 @@ def check_given_center(center: Center) -> None:
     CenterWarning
     """
     if center.distance > FARTHEST_CENTER:
-        warnings.warn(
+        warn(
             f"`center` is {_shown(center.distance)} posterior standard deviations from the mode, "
             "too far for control variates and the computed step size. Leave `center` out to have "
             "the mode searched.",
             CenterWarning,
-            stacklevel=2,
         )

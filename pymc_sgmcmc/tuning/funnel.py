@@ -21,14 +21,13 @@ which is what a chain has for the law of u. It has none of the part where a step
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 
 import numpy as np
 from scipy import linalg
 from scipy.interpolate import CubicSpline
 
-from pymc_sgmcmc.errors import CenterWarning
+from pymc_sgmcmc.errors import CenterWarning, warn
 from pymc_sgmcmc.guests import remedy
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.position import PositionLayout, untransformed
@@ -116,14 +115,13 @@ def warn_of_funnel(posterior: Posterior, subsample: Subsample, center: Center) -
         return
     labels, name = posterior.labels, funnel.variable
     call = remedy(posterior.model, [name])
-    warnings.warn(
+    warn(
         f"The posterior is a funnel: {labels[funnel.narrow]} is much narrower in a tail of "
         f"{labels[funnel.coordinate]} than around the centre, and steps are too long there. The "
         f"standard deviation of {labels[funnel.coordinate]} may be only {funnel.sd_ratio:.2g} "
         f"times that of the posterior. Write `{name}` non-centred, "
         f"{'' if call is None else f'use {call}, '}or sample with NUTS.",
         CenterWarning,
-        stacklevel=3,
     )
 
 

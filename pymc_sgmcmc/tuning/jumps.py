@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
@@ -10,7 +9,7 @@ from itertools import product
 import numpy as np
 
 from pymc_sgmcmc.checks import FEW_NAMES
-from pymc_sgmcmc.errors import CenterWarning
+from pymc_sgmcmc.errors import CenterWarning, warn
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning.center import Center
 
@@ -105,14 +104,13 @@ def _warn(posterior: Posterior, size: float, place: np.ndarray, movers: np.ndarr
     )
     more = f" and {len(movers) - FEW_NAMES} more" if len(movers) > FEW_NAMES else ""
     where = f"at {named}{more}" if named else "near the centre"
-    warnings.warn(
+    warn(
         f"The log density jumps by {size:.3g} {where}. Gradients do not show a jump, so the draws "
         "are those of a density without it. Comparisons, `switch` and rounding of parameters make "
         "jumps: take `ordered` or an interval as the transform in place of a constraint, a smooth "
         "function such as `pm.math.sigmoid` in place of a step, or sample with `pm.NUTS` or "
         "`pm.Slice`.",
         CenterWarning,
-        stacklevel=2,
     )
 
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from pymc_sgmcmc.errors import CenterWarning
+from pymc_sgmcmc.errors import CenterWarning, warn
 from pymc_sgmcmc.matrices import Diagonal, Matrix
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning.center import Center
@@ -143,9 +143,8 @@ def _mode_by_symmetry(posterior: Posterior, subsample: Subsample, center: Center
 
 
 def _warn(found: str) -> None:
-    warnings.warn(
+    warn(
         f"The posterior has more than one mode: {found}. Chains hardly ever change modes: order "
         "or fix exchangeable parameters, give `center`, or sample with NUTS.",
         CenterWarning,
-        stacklevel=4,
     )
