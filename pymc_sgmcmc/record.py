@@ -153,9 +153,10 @@ class RunSettings:
             if name == KEPT_ROWS:
                 dims = ("kept_row",)
             elif name.endswith(("vectors", "factors")):
-                dims = (DIMENSION, name.split("_")[0] + "_direction")[-values.ndim :]
+                dims = (DIMENSION, name.rpartition("_")[0] + "_direction")[-values.ndim :]
             elif "_of_" in name:  # elements of a sparse matrix
-                dims = (name[: name.index("_")] + "_element" + name[name.index("_of_") :],)
+                matrix, _, part = name.partition("_of_")
+                dims = (f"{matrix.rpartition('_')[0]}_element_of_{part}",)
             variables[name] = (dims, values)
         used = {dim for names, _ in variables.values() for dim in names}
         labels = list(self.labels)
