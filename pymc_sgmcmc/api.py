@@ -33,5 +33,6 @@ from pymc_sgmcmc.trace_tools.plots import plot_gradient_trace as plot_gradient_t
 from pymc_sgmcmc.trace_tools.plots import plot_zero_variance as plot_zero_variance
 from pymc_sgmcmc.trace_tools.predictive_density import predictive_density as predictive_density
 from pymc_sgmcmc.trace_tools.summary import summary as summary
+from pymc_sgmcmc.trace_tools.variables import by_variable as by_variable
 from pymc_sgmcmc.trace_tools.zero_variance import ZeroVariance as ZeroVariance
 from pymc_sgmcmc.trace_tools.zero_variance import zero_variance as zero_variance

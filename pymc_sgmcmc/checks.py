@@ -6,6 +6,7 @@ import difflib
 import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from inspect import Parameter, Signature
 from types import ModuleType
 from typing import Any
 
@@ -108,9 +109,64 @@ def truth_value(name: str, value: Any) -> bool:
 
 def unknown_argument(of: str, name: str, known: Iterable[str], instead: str = "") -> TypeError:
     """The error of an argument that a function has not, with one of a similar name."""
+    known = list(known)
     similar = difflib.get_close_matches(name, known, 1)
-    meant = f"Did you mean `{similar[0]}`?" if similar else "See its docstring for its arguments."
+    meant = "See its docstring for its arguments."
+    if similar or len(known) <= FEW_NAMES:
+        meant = f"Did you mean `{similar[0]}`?" if similar else f"It takes {quoted(known)}."
     return TypeError(f"`{of}` takes no argument `{name}`. {instead or meant}")
+
+
+def check_call(
+    of: str,
+    signature: Signature,
+    args: Sequence[Any],
+    named: Mapping[str, Any],
+    instead: Callable[[str], str] = lambda name: "",
+) -> None:
+    """Check the arguments of a call, whose messages Python's are not.
+
+    Parameters
+    ----------
+    of : str
+        Name of the class or function.
+    signature : inspect.Signature
+    args, named
+        Arguments without and with names.
+    instead : callable, optional
+        Advice on an argument that it has not, empty where there is none.
+
+    Raises
+    ------
+    TypeError
+    """
+    parameters = signature.parameters.values()
+    kinds = [parameter.kind for parameter in parameters]
+    known = signature.parameters
+    for name in () if Parameter.VAR_KEYWORD in kinds else named:
+        if name not in known:
+            raise unknown_argument(of, name, known, instead(name))
+    most = kinds.count(Parameter.POSITIONAL_OR_KEYWORD)
+    if len(args) > most and Parameter.VAR_POSITIONAL not in kinds:
+        by_name = [name for name, each in known.items() if each.kind is Parameter.KEYWORD_ONLY]
+        raise TypeError(
+            f"`{of}` takes its arguments by name, but got {described(args[most])} without one. "
+            f"Write its name, as in `{of}({[*by_name, *known][0]}=...)`."
+        )
+    optional = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    for each in list(parameters)[len(args) :]:
+        if each.default is each.empty and each.kind not in optional and each.name not in named:
+            raise TypeError(
+                f"`{of}` should have `{each.name}`, but it is not given. Write "
+                f"`{of}({each.name}=...)`."
+            )
+
+
+def described(value: Any) -> str:
+    """A value in a message, and of a class how to write an object of it."""
+    if not isinstance(value, type):
+        return repr(value)
+    return f"the class {value.__name__} (write `{value.__name__}(...)`)"
 
 
 def accepts(function: Callable[..., Any], *arguments: Any, **named: Any) -> bool:
@@ -143,7 +199,9 @@ def one_of(name: str, value: Any, names: Sequence[str], or_else: str = "") -> st
     """
     if not isinstance(value, str) or value not in names:
         listed = ", ".join(map(repr, names))
-        raise ValueError(f"`{name}` should be one of {listed}{or_else}, but got {value!r}.")
+        raise ValueError(
+            f"`{name}` should be one of {listed}{or_else}, but got {described(value)}."
+        )
     return value
 
 

@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import inspect
+import os
+import warnings
+from pathlib import Path
+
 from pymc.exceptions import SamplingError
 from xarray import DataTree
+
+_INSIDE = (
+    *(f"{Path(file).parent}{os.sep}" for file in (__file__, inspect.getfile(SamplingError))),
+    *(inspect.getfile(module).removesuffix("py") for module in (contextlib, functools)),
+)
+"""Files with these beginnings are not the user's."""
 
 
 class ModelError(ValueError):
@@ -80,3 +93,8 @@ class CenterWarning(UserWarning):
 
 class BoundaryWarning(UserWarning):
     """The likelihood has its maximum where a parameter is at the boundary of its range."""
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the user's line: the last one that is not of this package or of PyMC."""
+    warnings.warn(message, category, skip_file_prefixes=_INSIDE)

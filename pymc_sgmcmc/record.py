@@ -101,6 +101,9 @@ MIRRORED = "mirrored"
 SOURCE = "source"
 """The setting `rows` of a run on rows of a source is its signature, under this name."""
 
+WITH_LESS_NOISE = "with_less_noise"
+"""This setting is what a user can write in place of an estimator that does not reduce the noise."""
+
 KEPT_ROWS = "kept_rows"
 """This array of the settings has the numbers of the rows that each transition takes."""
 
@@ -150,9 +153,10 @@ class RunSettings:
             if name == KEPT_ROWS:
                 dims = ("kept_row",)
             elif name.endswith(("vectors", "factors")):
-                dims = (DIMENSION, name.split("_")[0] + "_direction")[-values.ndim :]
+                dims = (DIMENSION, name.rpartition("_")[0] + "_direction")[-values.ndim :]
             elif "_of_" in name:  # elements of a sparse matrix
-                dims = (name[: name.index("_")] + "_element" + name[name.index("_of_") :],)
+                matrix, _, part = name.partition("_of_")
+                dims = (f"{matrix.rpartition('_')[0]}_element_of_{part}",)
             variables[name] = (dims, values)
         used = {dim for names, _ in variables.values() for dim in names}
         labels = list(self.labels)

@@ -10,7 +10,7 @@ import pymc as pm
 import pytest
 
 from pymc_sgmcmc import SGLD, SGLDCV, SVRG
-from pymc_sgmcmc.record import MOMENTS, RECORD, SETTINGS, settings_of
+from pymc_sgmcmc.record import MOMENTS, OF_CHAIN, RECORD, SETTINGS, RunSettings, settings_of
 from tests.support.models import logistic_model, two_variable_model
 from tests.support.sampling import QUICK
 
@@ -131,3 +131,16 @@ with pm.Model():
 assert mcmc._sample_return.__wrapped__ is before["_sample_return"]
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+
+
+def test_matrices_of_a_chain_have_dimensions_of_their_own():
+    """Roots of a precision and of a preconditioner have different numbers of elements."""
+    arrays = {}
+    for matrix, size in (("precision", 3), ("preconditioner", 5)):
+        for part in ("values_of_root", "values_of_inverse"):
+            arrays[f"{OF_CHAIN}{matrix}_{part}"] = np.ones(size)
+        arrays[f"{OF_CHAIN}{matrix}_factors"] = np.ones((2, size))
+    dataset = RunSettings({}, arrays, ("x", "z")).dataset()
+    assert dataset.sizes["chain_precision_element_of_root"] == 3
+    assert dataset.sizes["chain_preconditioner_element_of_root"] == 5
+    assert dataset["chain_precision_factors"].dims[1] == "chain_precision_direction"

@@ -7,7 +7,6 @@ import os
 import shutil
 import tarfile
 import tempfile
-import warnings
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ from pymc_sgmcmc.checks import import_optional, one_of
 from pymc_sgmcmc.datasets.dataset import Dataset, DatasetUnavailableError
 from pymc_sgmcmc.datasets.reading import read
 from pymc_sgmcmc.datasets.registry import REGISTRY, Entry
+from pymc_sgmcmc.errors import warn
 
 FOLDER_VARIABLE = "PYMC_SGMCMC_DATA"
 """This environment variable names a folder of data sets."""
@@ -157,11 +157,10 @@ def _download(entry: Entry, searched: Sequence[str]) -> tuple[Path, str]:
     if action == "fetch":
         return Path(path), "cache"
     if entry.known_hash is None and entry.values_sha256 is None:
-        warnings.warn(
+        warn(
             f"No hash of the data set {entry.name} is known, so its download from {entry.url} is "
             "not verified. Its shape and the ranges of its values are checked.",
             UserWarning,
-            stacklevel=2,
         )
     return Path(path), "download"
 

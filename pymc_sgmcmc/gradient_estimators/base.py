@@ -126,6 +126,8 @@ class GradientEstimator[Of: Target](ABC):
     name : str
     reduces_variance : bool
         Whether the noise vanishes as the posterior contracts, as with control variates.
+    with_less_noise : str
+        What a user can write in its place where it does not.
     reference : Reference or None
         Reference that follows the chain from time to time.
     kept : numpy.ndarray of int
@@ -137,6 +139,7 @@ class GradientEstimator[Of: Target](ABC):
 
     name: str
     reduces_variance: bool = False
+    with_less_noise: str = '`gradient="cv"`'
     reference: Reference | None = None
     memory: Memory | None = None
     kept: np.ndarray = np.empty(0, dtype=np.int64)
@@ -162,7 +165,7 @@ class GradientEstimator[Of: Target](ABC):
         """Advice for noisy gradients beside more rows a minibatch."""
         if self.reduces_variance:
             return "or fewer parameters that only a few rows inform"
-        return 'or `gradient="cv"` (`SGLDCV`)'
+        return f"or {self.with_less_noise}"
 
     @abstractmethod
     def __call__(self, position: TensorVariable, index: TensorVariable) -> TensorVariable:

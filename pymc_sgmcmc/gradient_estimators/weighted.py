@@ -2,7 +2,6 @@ r"""Minibatch gradients whose rows have different probabilities."""
 
 from __future__ import annotations
 
-import warnings
 from typing import NoReturn
 
 import numpy as np
@@ -11,7 +10,7 @@ from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.batching import WeightedRows
 from pymc_sgmcmc.checks import as_array
-from pymc_sgmcmc.errors import BatchSizeWarning, ModelError
+from pymc_sgmcmc.errors import BatchSizeWarning, ModelError, warn
 from pymc_sgmcmc.gradient_estimators.base import GradientEstimator
 from pymc_sgmcmc.posterior import Posterior
 
@@ -61,6 +60,8 @@ class WeightedGradient(GradientEstimator[Posterior]):
     BatchSizeWarning
         Where rows that are hardly ever drawn have most of the noise.
     """
+
+    with_less_noise = "a `center` of the `WeightedGradient`"
 
     def __init__(
         self,
@@ -155,11 +156,10 @@ def _warn_of_noise(
     noise = float((squares[0] / probabilities[rare]).sum())
     ratio = noise / max(n_rows**2 * float(squares[1].mean()), np.finfo(float).tiny)
     if ratio > MOST_NOISE:
-        warnings.warn(
+        warn(
             f"With these `probabilities` the noise of the gradient is {ratio:.2g} times that of "
             f"equal ones, since rows with probabilities down to {probabilities.min():.1g} are "
             "hardly ever drawn. Draws then follow the posterior without these rows. Raise the "
             "smallest.",
             BatchSizeWarning,
-            stacklevel=3,
         )

@@ -51,6 +51,7 @@ class FisherGradient(GradientEstimator, Memory):
     """
 
     name = "fisher"
+    with_less_noise = "`LocalSampling(control_variates=True)`"
 
     def __init__(
         self,

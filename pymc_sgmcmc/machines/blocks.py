@@ -250,7 +250,7 @@ class PartGradient(GradientEstimator):
     """The gradient of the rows of a part, scaled to all rows, see `sample_blocks`."""
 
     name = "plain"
-    remedy = "or `sample`, whose control variates reduce the noise"
+    with_less_noise = "`sample`, whose control variates reduce the noise"
 
     def __call__(self, position: TensorVariable, index: TensorVariable) -> TensorVariable:
         """Gradient estimate, shape (d,)."""

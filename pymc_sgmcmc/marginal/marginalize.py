@@ -39,13 +39,13 @@ from pymc_sgmcmc.marginal.quadrature import (
 from pymc_sgmcmc.marginal.search import structure_of
 from pymc_sgmcmc.marginal.structure import LocalStructure
 from pymc_sgmcmc.posterior.group_access import mark_groups
-from pymc_sgmcmc.posterior.position import given_model
+from pymc_sgmcmc.posterior.position import given_model, name_of
 from pymc_sgmcmc.stages import set_up
 
 _log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
 
-METHODS = ("exact", "quadrature")
-"""The ways to integrate that give a density."""
+INTEGRALS = ("exact", "laplace", "quadrature")
+"""The ways to integrate that give a density, also those of `fit_marginal`."""
 
 
 @set_up()
@@ -77,12 +77,13 @@ def marginalize(
     names : str, variable, or a sequence of these
         Free variables whose entries belong to groups: the entries of different groups should be
         independent given all other variables.
-    method : {"exact", "quadrature"}, optional
+    method : {"exact", "laplace", "quadrature"}, optional
         "exact" where the joint log density is quadratic in the local variables, as in linear mixed
-        models; adaptive Gauss-Hermite quadrature for up to three quantities a group otherwise.
-        Default: "exact" where that is possible.
+        models; "quadrature", adaptive Gauss-Hermite, for up to three quantities a group; and
+        Laplace's method, which is quadrature with one node. Default: "exact" where that is
+        possible, "quadrature" otherwise.
     points : int, optional
-        Nodes in each direction of the quadrature; one is Laplace's method. Default: 9, 7 and 5 for
+        Nodes in each direction of the quadrature. Default: 9, 7 and 5 for
         one, two and three quantities a group, and more where a step method of this package needs
         them around its centre.
 
@@ -153,10 +154,11 @@ def without_warning(
     points: int | None = None,
 ) -> Model:
     """`marginalize` for a caller who compares the quadrature elsewhere."""
-    or_none(one_of, "method", method, METHODS)
+    or_none(one_of, "method", method, INTEGRALS)
     or_none(whole_number, "points", points, 1, most=MOST_POINTS)
-    if method == "exact" and points is not None:
-        raise ValueError('`points` is for quadrature, but `method` is "exact". Leave one out.')
+    if method in ("exact", "laplace") and points is not None:
+        raise ValueError(f'`points` is for quadrature, but `method` is "{method}". Leave one out.')
+    points = 1 if method == "laplace" else points
     model = given_model(model)
     structure = structure_of(model, names_of(names), on_source=True)
     density = checked_density(model, structure).on_source()
@@ -221,7 +223,7 @@ def names_of(names: str | TensorVariable | Sequence[str | TensorVariable]) -> li
             f"{type(names).__name__}."
         )
     several = [names] if isinstance(names, str | Variable) else list(names)
-    return [str(getattr(entry, "name", entry)) for entry in several]
+    return [name_of(entry) for entry in several]
 
 
 def without_locals(model: Model, density: GroupDensity, marginal: TensorVariable) -> Model:

@@ -85,7 +85,7 @@ def call_of(structure: LocalStructure, *, quadratic: bool) -> str | None:
     if quadratic or size <= MOST_QUADRATURE_SIZE:
         return f"`marginalize(model, [{listed}])`"
     if size <= LARGEST_LAPLACE:
-        of_centre = f"`marginalize(model, [{listed}], points=1)`"
+        of_centre = f'`marginalize(model, [{listed}], method="laplace")`'
         return f"`SGLDCV(gradient=LocalSampling([{listed}]))` or, roughly, {of_centre}"
     return None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,6 +28,7 @@ from pymc_sgmcmc.errors import (
     ModelError,
     NotTogetherError,
     UndeterminedError,
+    warn,
 )
 from pymc_sgmcmc.marginal.blocks import split_blocks
 from pymc_sgmcmc.marginal.check import checked_density
@@ -43,7 +43,7 @@ from pymc_sgmcmc.marginal.likelihood import (
     check_determined,
     fixed_effects,
 )
-from pymc_sgmcmc.marginal.marginalize import names_of
+from pymc_sgmcmc.marginal.marginalize import INTEGRALS, names_of
 from pymc_sgmcmc.marginal.newton import find_mode, quadratic_mode
 from pymc_sgmcmc.marginal.quadrature import MOST_POINTS, MOST_QUADRATURE_SIZE, laplace, quadrature
 from pymc_sgmcmc.marginal.result import MarginalFit, dataset, labels_of
@@ -61,10 +61,7 @@ from pymc_sgmcmc.maximum_likelihood.standard_errors import Uncertainty, jacobian
 from pymc_sgmcmc.posterior.position import given_model
 from pymc_sgmcmc.seeds import generator
 
-LINEAR = "quasi-newton"
-"""This method is for linear mixed models, whose local variables are integrated out exactly."""
-
-METHODS = (LINEAR, "laplace", "aghq", "mcem")
+METHODS = (*INTEGRALS, "mcem")
 
 POINTS = {1: 25, 2: 11, 3: 7}
 """Nodes in each direction by the number of local quantities of a group. 25 are what `lme4` takes at
@@ -109,17 +106,17 @@ def fit_marginal(
     names : str, variable, or a sequence of these
         Free variables whose entries belong to groups, as for `marginalize`, or all effects of
         several factors, crossed or nested.
-    method : {"quasi-newton", "laplace", "aghq", "mcem"}, optional
-        "quasi-newton" is for linear mixed models, which are integrated exactly. "laplace" and
-        "aghq", adaptive Gauss-Hermite quadrature, are for others. "mcem", EM with draws of the
-        local variables, is for more of them than quadrature takes. Default: "quasi-newton" where
-        the joint log density is quadratic in the local variables, "laplace" otherwise.
+    method : {"exact", "laplace", "quadrature", "mcem"}, optional
+        The first three are those of `marginalize`: "exact" is for linear mixed models, "laplace"
+        and adaptive Gauss-Hermite "quadrature" are for others. "mcem", EM with draws of the local
+        variables, is for more of them than quadrature takes. Default: "exact" where that is
+        possible, "laplace" otherwise.
     reml : bool
         Whether to integrate out the fixed effects of a linear mixed model too, with a flat prior
         (restricted maximum likelihood). They are the global variables in which the marginal log
         density is quadratic.
     points : int, optional
-        Nodes of "aghq" in each direction. Default: 25, 11 and 7 for one, two and three local
+        Nodes of "quadrature" in each direction. Default: 25, 11 and 7 for one, two and three local
         quantities a group.
     monte_carlo_error : float, optional
         Largest Monte-Carlo error of "mcem" on the unconstrained scale, in standard errors of the
@@ -166,7 +163,7 @@ def fit_marginal(
 
     Effects of several factors are integrated out together by Laplace's method, with a sparse matrix
     of their second derivatives. It is exact for linear mixed models, whose fixed effects follow
-    from the other parameters; "aghq" and "mcem" are for independent groups only.
+    from the other parameters; "quadrature" and "mcem" are for independent groups only.
 
     With 5000 groups and more the search of other methods begins on a random sample of them, with a
     fixed seed. It ends on all groups, with their standard errors.
@@ -201,7 +198,7 @@ def fit_marginal(
     or_none(positive_number, "monte_carlo_error", monte_carlo_error)
     whole_number("max_iterations", max_iterations, 1)
     for name, value, owner in (
-        ("points", points, "aghq"),
+        ("points", points, "quadrature"),
         ("monte_carlo_error", monte_carlo_error, "mcem"),
     ):
         if value is not None and method != owner:
@@ -220,9 +217,9 @@ def fit_marginal(
     with _advised(model, names):
         with quick_graphs():
             groups, linear = _groups(model, names)
-            method = method or ("quasi-newton" if linear else "laplace")
+            method = method or ("exact" if linear else "laplace")
             _check_method(method, linear, reml)
-        if isinstance(groups, Factors) and method not in (LINEAR, "laplace"):
+        if isinstance(groups, Factors) and method not in ("exact", "laplace"):
             raise ModelError(
                 f'method="{method}" is for independent groups, but {quoted(names)} are effects of '
                 'several factors. Use "laplace".'
@@ -288,17 +285,17 @@ def _advised(model: Model, names: Sequence[str]) -> Iterator[None]:
 
 
 def _check_method(method: str, linear: bool, reml: bool) -> None:
-    if method == LINEAR and not linear:
+    if method == "exact" and not linear:
         raise ModelError(
             f'method="{method}" is for linear mixed models, but the joint log density is not '
             'quadratic in the local variables. Use "laplace".'
         )
-    if reml and method != LINEAR:
+    if reml and method != "exact":
         raise ModelError(
             "`reml=True` is for linear mixed models, but the joint log density is not quadratic "
             "in the local variables. Use `reml=False`."
             if not linear
-            else f'`reml=True` should go with method="quasi-newton", but got "{method}".'
+            else f'`reml=True` should go with method="exact", but got "{method}".'
         )
 
 
@@ -307,7 +304,7 @@ def _likelihood(groups: Groups | Factors, method: str, points: int | None) -> Li
         return groups
     density = groups.density
     size = density.block_size
-    if method == LINEAR:
+    if method == "exact":
         return Likelihood(groups, exact(density))
     if method == "laplace":
         return Likelihood(groups, laplace(density))
@@ -503,12 +500,11 @@ def _warn_of_boundary(groups: Globals, errors: Uncertainty) -> None:
         for variable, part in zip(groups.variables, groups.layout.slices, strict=True)
         if any(part.start <= index < part.stop for index in errors.at_boundary)
     ]
-    warnings.warn(
+    warn(
         f"The likelihood is largest at the boundary of the range of {quoted(names)}: a standard "
         "deviation goes to zero, a correlation to one, or an effect to infinity. The estimates are "
         "near this boundary, without standard errors; simplify the model.",
         BoundaryWarning,
-        stacklevel=4,
     )
 
 
@@ -516,7 +512,7 @@ def _warn_of_boundary(groups: Globals, errors: Uncertainty) -> None:
 def _modes(groups: Groups, position: np.ndarray, method: str) -> np.ndarray:
     """Conditional modes of the local variables, shape (G, q)."""
     density = groups.density
-    mode = quadratic_mode(density) if method == LINEAR else find_mode(density)
+    mode = quadratic_mode(density) if method == "exact" else find_mode(density)
     function = groups.compile([density.numbers], [groups.at_position(mode.block)])
     return np.concatenate([function(numbers, position)[0] for numbers in groups.chunks(1)])
 

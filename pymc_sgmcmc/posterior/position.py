@@ -272,7 +272,7 @@ def value_variables(model: Model, variables: Variable | str | Sequence) -> list[
     ]
     values = list(dict.fromkeys(model.rvs_to_values.get(each, each) for each in chosen))
     unknown = [
-        str(getattr(variable, "name", variable))
+        name_of(variable)
         for variable in chosen
         if model.rvs_to_values.get(variable, variable) not in model.value_vars
     ]
@@ -282,6 +282,11 @@ def value_variables(model: Model, variables: Variable | str | Sequence) -> list[
             f"variables are {quoted([variable.name for variable in model.free_RVs])}."
         )
     return values
+
+
+def name_of(variable: Any) -> str:
+    """Name of a variable for a message, or the type of what has none."""
+    return str(getattr(variable, "name", variable) or type(variable).__name__)
 
 
 def _coordinate_labels(model: Model, value: TensorVariable, shape: tuple[int, ...]) -> list[str]:
@@ -295,13 +300,21 @@ def _coordinate_labels(model: Model, value: TensorVariable, shape: tuple[int, ..
     transform = model.rvs_to_transforms[random_variable]
     for axis in range(1, 1 + (getattr(transform, "ndim_supp", 0) or 0)):
         dims[-axis] = None
-    axes = []
+    axes: list[tuple[str | None, Iterable]] = []
     for dim, length in zip(dims, shape, strict=True):
         coords = model.coords.get(dim) if dim is not None else None
-        if coords is not None and len(coords) == length:
-            axes.append([f"{dim}={coord}" for coord in coords])
-        elif dim is not None:
-            axes.append([f"{dim}={index}" for index in range(length)])
-        else:
-            axes.append([str(index) for index in range(length)])
-    return [f"{value.name}[{', '.join(labels)}]" for labels in product(*axes)]
+        if coords is None or len(coords) != length:
+            coords = range(length)
+        axes.append((dim, coords))
+    return element_labels(value.name, axes)
+
+
+def element_labels(name: str, axes: Sequence[tuple[str | None, Iterable]]) -> list[str]:
+    """Labels of the elements of a variable, from the name of each axis and its coordinates."""
+    if not axes:
+        return [name]
+    of_axes = [
+        [str(coord) if dim is None else f"{dim}={coord}" for coord in coords]
+        for dim, coords in axes
+    ]
+    return [f"{name}[{', '.join(labels)}]" for labels in product(*of_axes)]

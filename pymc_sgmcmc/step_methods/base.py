@@ -248,6 +248,18 @@ class StochasticGradientStep(StepMethod):
         """Whether the step size was computed in closed form, so that `at_bias` can change it."""
         return self._tunes
 
+    @property
+    def _settings(self) -> dict[str, Any]:
+        known = self.run_settings.attributes
+        usual = {
+            "gradient": known["gradient"],
+            "preconditioner": known.get("preconditioner_from"),
+        }
+        given = {name: value for name, value in super()._settings.items() if value is not None}
+        numbers = ["step_size", "thin", "batch_size"]
+        numbers += ["bias"] * (known["step_size_from"] == COMPUTED)
+        return usual | given | {name: known[name] for name in numbers if name in known}
+
     def at_bias(self, bias: float, relaxation_times: int = 1) -> Self:
         """The same sampler with the step size for another stated variance error.
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
+from inspect import signature
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from pymc_sgmcmc.batching import ANY_NOISE, SCHEMES, Batching
-from pymc_sgmcmc.checks import one_of, or_none, whole_number
+from pymc_sgmcmc.checks import check_call, described, one_of, or_none, whole_number
 from pymc_sgmcmc.gradient_estimators import (
     SECOND_ORDER,
     ControlVariateGradient,
@@ -130,6 +131,20 @@ class Estimator:
 
     order: ClassVar[int] = 0
     reduces_variance: ClassVar[bool] = True
+
+    def __new__(cls, *args: Any, **settings: Any):
+        """Check the names of the settings.
+
+        Raises
+        ------
+        TypeError
+        """
+        check_call(cls.__name__, signature(cls), args, settings)
+        return super().__new__(cls)
+
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]:
+        """Arguments of `__new__` for a copy."""
+        return (), vars(self)
 
     def sampled(self, settings: Any) -> SampledVariables | None:
         """Variables of the model of these settings that the estimator samples, None without any."""
@@ -324,5 +339,5 @@ def estimator_of(gradient: Any) -> Estimator | GradientEstimator:
     names = ", ".join(map(repr, ESTIMATORS))
     raise ValueError(
         f"`gradient` should be one of {names}, or an estimator such as `SVRG(refresh=500)`, but "
-        f"got {gradient!r}."
+        f"got {described(gradient)}."
     )

@@ -11,6 +11,7 @@ from pymc_sgmcmc.dynamics.metropolis_adjusted import MetropolisAdjustedLangevin
 from pymc_sgmcmc.gradient_estimators import FullGradient
 from pymc_sgmcmc.schedules import StepSize
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
+from pymc_sgmcmc.step_methods.mirror import OF_ALL_ROWS
 from pymc_sgmcmc.step_methods.settings import ChainSettings, Preconditioner
 from pymc_sgmcmc.step_methods.setup import Design, Kind, Pace, Setup, default_thinning
 from pymc_sgmcmc.step_methods.sgld import SGLD
@@ -55,7 +56,7 @@ class ULA(SGLD):
     """
 
     name = "ula"
-    _kind = Kind(takes_low_rank=True, bounds_noise=True, takes_all_rows=True, mirrors=True)
+    _kind = Kind(takes_low_rank=True, bounds_noise=True, takes_all_rows=True, mirrors=OF_ALL_ROWS)
 
     def __init__(
         self,

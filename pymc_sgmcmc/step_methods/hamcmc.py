@@ -14,6 +14,7 @@ from pymc_sgmcmc.matrices import Dense, Diagonal, Matrix
 from pymc_sgmcmc.schedules import MOST_THINNING
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.estimators import Gradient
+from pymc_sgmcmc.step_methods.mirror import OF_MINIBATCHES
 from pymc_sgmcmc.step_methods.settings import CommonSettings
 from pymc_sgmcmc.step_methods.setup import Design, Kind, Pace, Setup, default_thinning
 from pymc_sgmcmc.tuning import Center
@@ -167,7 +168,12 @@ class HAMCMC(StochasticGradientStep):
     """
 
     name = "hamcmc"
-    _kind = Kind(has_preconditioner=False, mirrors=True, takes_local=False)
+    _kind = Kind(
+        has_preconditioner=False,
+        takes_local=False,
+        mirrors=f"{OF_MINIBATCHES}, initial_scale=..., regularization=..., "
+        "pairs=Pairs(threshold=...)",
+    )
 
     def __init__(
         self,

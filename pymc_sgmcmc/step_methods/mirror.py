@@ -24,6 +24,12 @@ may have a density that is unbounded there."""
 SEED = 20_160_619
 """Coordinates and position of the check come from this fixed seed."""
 
+OF_ALL_ROWS = 'step_size=..., preconditioner="identity"'
+OF_MINIBATCHES = 'gradient="plain", batch_size=..., step_size=...'
+MIRRORING = f"{OF_MINIBATCHES}, preconditioner=..."
+"""With these settings a step method needs no centre, which may be at zero: one with all rows, one
+without a fixed preconditioner, and `SGLD`."""
+
 
 def mirrored_variables(
     model: Model, layout: PositionLayout, *, mirror: bool, is_metropolis: bool
@@ -42,16 +48,16 @@ def mirrored_variables(
     }
     left = [name for name, positive in bounded.items() if not (mirror and positive)]
     if left and not is_metropolis:
+        mirroring = f", or mirror it at zero by `SGLD({MIRRORING})`" * all(bounded.values())
         raise ModelError(
             f"`{left[0]}` has a bounded support but no transform, so draws would leave the "
-            "support. Leave out `default_transform=None`. `SGLD`, `PSGLD`, `HAMCMC` and `ULA` "
-            "mirror positive variables at zero."
+            f"support. Leave out `default_transform=None`{mirroring}."
         )
     return list(bounded) if mirror else []
 
 
-def check_mirror(preconditioner: str | np.ndarray | Matrix | None, *, takes_gradient: bool) -> None:
-    """Refuse settings that need a centre, or a reflection in another direction.
+def check_mirror(preconditioner: str | np.ndarray | Matrix | None) -> None:
+    """Refuse a preconditioner with which the reflection would be in another direction.
 
     Raises
     ------
@@ -62,11 +68,6 @@ def check_mirror(preconditioner: str | np.ndarray | Matrix | None, *, takes_grad
         raise ValueError(
             "`preconditioner` should be a number or a vector where variables are mirrored at zero, "
             "since a dense matrix is reflected in another direction, but is a matrix."
-        )
-    if not takes_gradient:
-        raise ValueError(
-            "Variables that are mirrored at zero do not go with control variates at the centre or "
-            'local variables. Use `gradient="plain"`, or the log transform.'
         )
 
 

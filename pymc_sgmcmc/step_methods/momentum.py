@@ -192,6 +192,7 @@ def check_correction(
     variances: np.ndarray,
     curvatures: np.ndarray,
     steepest: float,
+    or_else: str,
 ) -> None:
     """Make sure that friction allows more noise than the gradient has.
 
@@ -203,6 +204,8 @@ def check_correction(
         Gradient noise and curvature in the directions of the noise, in units of M.
     steepest : float
         λ_max(MH), 0 where not known.
+    or_else : str
+        Advice beside more rows a minibatch.
 
     Raises
     ------
@@ -233,5 +236,5 @@ def check_correction(
     raise ModelError(
         f"The friction is too small for the noise: at step size {step_size:.3g} the gradient has "
         f"{noise_ratio:.3g} times the noise that friction {friction:.3g} allows. "
-        f"Use {remedy}, a larger `batch_size`, or `gradient='cv'`."
+        f"Use {remedy}, a larger `batch_size`, {or_else}."
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Unpack
@@ -24,7 +23,7 @@ from pymc_sgmcmc.dynamics.osgfs import (
     ScoringMatrices,
     scalar_bound,
 )
-from pymc_sgmcmc.errors import BatchSizeWarning
+from pymc_sgmcmc.errors import BatchSizeWarning, warn
 from pymc_sgmcmc.gradient_estimators import GradientEstimator, PlainGradient
 from pymc_sgmcmc.limits import check_memory
 from pymc_sgmcmc.schedules import MOST_THINNING
@@ -363,22 +362,20 @@ class OSGFS(StochasticGradientStep):
         if excess > 1 + BOUND_TOLERANCE:
             # The bounds of the paper assume a curvature of N C and the prior.
             origin = f" by `k={self._k!r}`" if isinstance(self._k, str) else ""
-            warnings.warn(
+            warn(
                 f"k = {2 * fractions.max():.3g}{origin} is above {bound:.3g}, beyond which "
                 "gradient noise makes the chain too wide. Use "
                 '`k="matrix"`, a smaller number, or a larger `batch_size`.',
                 BatchSizeWarning,
-                stacklevel=5,
             )
         elif isinstance(self._k, str) and smallest < SMALL_K:
             batching = setup.estimator.batching
-            remedy = "" if setup.estimator.reduces_variance else ' or `gradient="cv"`'
-            warnings.warn(
+            warn(
                 f"The noise of a gradient from {batching.batch_size} of {batching.n_rows} rows "
                 f"allows only k = {smallest:.3g}, so autocorrelation times are about "
-                f"{4 / smallest:.0f} transitions. Use a larger `batch_size`{remedy}.",
+                f"{4 / smallest:.0f} transitions. Use a larger `batch_size`, "
+                f"{setup.estimator.remedy}.",
                 BatchSizeWarning,
-                stacklevel=5,
             )
 
 

@@ -14,6 +14,7 @@ from pymc_sgmcmc.dynamics import Langevin
 from pymc_sgmcmc.matrices import Diagonal, largest_mean_square
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.estimators import Gradient
+from pymc_sgmcmc.step_methods.mirror import OF_MINIBATCHES
 from pymc_sgmcmc.step_methods.settings import CommonSettings
 from pymc_sgmcmc.step_methods.setup import Design, Kind, Pace, Setup
 
@@ -75,7 +76,7 @@ class PSGLD(StochasticGradientStep):
     """
 
     name = "psgld"
-    _kind = Kind(bounds_noise=True, has_preconditioner=False, mirrors=True)
+    _kind = Kind(bounds_noise=True, has_preconditioner=False, mirrors=OF_MINIBATCHES)
 
     def __init__(
         self,

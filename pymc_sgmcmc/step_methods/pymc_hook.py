@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import pkgutil
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +20,7 @@ from pymc.model import Model
 from xarray import DataTree
 
 from pymc_sgmcmc import pymc_private
+from pymc_sgmcmc.errors import warn
 from pymc_sgmcmc.record import RECORD, STATISTICS, finish
 from pymc_sgmcmc.stages import log
 
@@ -59,7 +59,7 @@ def draws_kept(
         reason = f"{error}".split("\n")[0].rstrip(".")
         message = f"The draws are kept, but {what}: {type(error).__name__} {reason}".strip() + "."
         try:
-            warnings.warn(message, UserWarning, stacklevel=3)
+            warn(message, UserWarning)
         except UserWarning:  # The user makes errors of warnings.
             log.warning(message)
 

@@ -23,6 +23,7 @@ from pymc_sgmcmc.record import (
     SETUP_PASSES,
     SETUP_SECONDS,
     SOURCE,
+    WITH_LESS_NOISE,
     RunSettings,
 )
 from pymc_sgmcmc.schedules import MOST_THINNING
@@ -60,6 +61,8 @@ def run_settings(setup: Setup, design: Design) -> RunSettings:
         attributes[LAW] = design.dynamics.law.name
     if setup.mirrored_names:
         attributes[MIRRORED] = json.dumps(setup.mirrored_names)
+    if not setup.estimator.reduces_variance:
+        attributes[WITH_LESS_NOISE] = setup.estimator.with_less_noise
     attributes |= setup.estimator.recorded
     step_size_from = COMPUTED if setup.settings.step_size is None else GIVEN
     if not setup.kind.is_exact:

@@ -6,7 +6,6 @@ size, gradient estimator, step size. A sampler reads what it needs and returns a
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -20,7 +19,7 @@ from pymc_sgmcmc.adaptation import Adaptation
 from pymc_sgmcmc.batching import ANY_NOISE, MOST_COPIED, check_batch_size
 from pymc_sgmcmc.checks import quoted
 from pymc_sgmcmc.dynamics import EULER, Dynamics, Law
-from pymc_sgmcmc.errors import BatchSizeWarning, ModelError
+from pymc_sgmcmc.errors import BatchSizeWarning, ModelError, warn
 from pymc_sgmcmc.gradient_estimators import FullGradient, GradientEstimator
 from pymc_sgmcmc.guests import remedy
 from pymc_sgmcmc.matrices import SCATTERED, Matrix, as_matrix, largest_mean_square
@@ -176,8 +175,9 @@ class Kind:
         Whether proposals outside of the support are refused.
     has_preconditioner : bool
         Whether the dynamics take a fixed matrix, and not one of their own.
-    mirrors : bool
-        Whether positive variables without a transform are mirrored at zero.
+    mirrors : str
+        Settings with which positive variables without a transform are mirrored at zero, empty where
+        they are refused.
     takes_local : bool
         Whether the gradient estimator may sample local variables, so that it has a memory.
     """
@@ -189,7 +189,7 @@ class Kind:
     is_exact: bool = False
     is_metropolis: bool = False
     has_preconditioner: bool = True
-    mirrors: bool = False
+    mirrors: str = ""
     takes_local: bool = True
 
 
@@ -249,14 +249,15 @@ class Setup:
         self.mirrored_names = mirrored_variables(
             self.model,
             self.posterior.layout,
-            mirror=kind.mirrors,
+            mirror=bool(kind.mirrors),
             is_metropolis=kind.is_metropolis,
         )
         if self.matrix is not None:
             check_preconditioner(self.matrix, self.posterior.dimension)
         if self.mirrored_names:
-            plain = not settings.order and self.local is None
-            check_mirror(self.matrix, takes_gradient=plain)
+            check_mirror(self.matrix)
+            if settings.order or self.local is not None:
+                raise self._needs_mode
             check_at_zero(self.posterior, self.mirrored_names)
             log.info(
                 "%s: %s, positive without a transform, %s mirrored at zero",
@@ -270,12 +271,11 @@ class Setup:
             check_rows(self.posterior)
         self._batch_size, self.batch_size_from = self._batch_size_given()
         if self.posterior.others and self.posterior.model_batch_size is not None:
-            warnings.warn(
+            warn(
                 "The model uses `pm.Minibatch`, but the step method has only some of its "
                 "variables, and the others would see one fixed minibatch. Build the model on the "
                 "full arrays, and pass `batch_size` to the step method.",
                 UserWarning,
-                stacklevel=5,
             )
         self._noise_share = 1.0 if kind.bounds_noise and settings.step_size is None else ANY_NOISE
         # Every transition evaluates the same rows only where the batch size is computed, and where
@@ -319,6 +319,15 @@ class Setup:
         if not self.mirrored_names:
             return None
         return self.shared(coordinates(self.posterior.layout, self.mirrored_names), "mirrored")
+
+    @property
+    def _needs_mode(self) -> ValueError:
+        """The error of settings that need the mode, where variables are mirrored at zero."""
+        return ValueError(
+            f"`{self.name}` searches no mode where {quoted(self.mirrored_names)} is mirrored at "
+            f"zero, since it may be there. Write `{self.name}({self.kind.mirrors})`, without "
+            "`center`, or leave out `default_transform=None`."
+        )
 
     def _check_source(self) -> None:
         """Refuse what needs all rows in memory.
@@ -366,12 +375,7 @@ class Setup:
             position = self.posterior.layout.ravel(point)
             return JointCenter(self.local.center_at(self.posterior, position), {})
         if self.mirrored_names:
-            raise ValueError(
-                f"`{self.name}` computes no settings where {quoted(self.mirrored_names)} is "
-                "mirrored at zero, since the mode may be there. Give `step_size`, `batch_size`, "
-                "and the preconditioner (for `HAMCMC` its scales), and no `center`, or leave out "
-                "`default_transform=None`."
-            )
+            raise self._needs_mode
         with stage("Finding the centre", PASS_HINT):
             joint_center = center_asked_for(self.settings, self.posterior)
         if self.kind.takes_low_rank:
@@ -640,9 +644,7 @@ class Setup:
         # For control variates a computed batch size already balances noise and cost.
         weighed = self.batch_size_from == "computed" and self.estimator.reduces_variance
         if ratio > (IMPLAUSIBLE_NOISE if weighed else NOISE_WARNING):
-            warnings.warn(
-                _noise_message(choice, batching, self.estimator), BatchSizeWarning, stacklevel=6
-            )
+            warn(_noise_message(choice, batching, self.estimator), BatchSizeWarning)
 
 
 def _noise_message(choice: StepSizeChoice, batching, estimator: GradientEstimator) -> str:

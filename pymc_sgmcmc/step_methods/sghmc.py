@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Unpack
@@ -14,7 +13,7 @@ from pymc_sgmcmc.dynamics.baoab import BAOAB
 from pymc_sgmcmc.dynamics.naive_sghmc import NaiveSGHMC
 from pymc_sgmcmc.dynamics.sghmc import SGHMCEuler
 from pymc_sgmcmc.dynamics.underdamped import Underdamped
-from pymc_sgmcmc.errors import UncorrectedNoiseWarning
+from pymc_sgmcmc.errors import UncorrectedNoiseWarning, warn
 from pymc_sgmcmc.matrices import Matrix
 from pymc_sgmcmc.schedules import StepSize, step_sizes
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
@@ -217,7 +216,7 @@ class SGHMC(StochasticGradientStep):
         self._noise_estimate = _check_noise_estimate(noise_estimate)
         if integrator == "naive":
             message = _naive_message(self._resample_every)
-            warnings.warn(message, UncorrectedNoiseWarning, stacklevel=2)
+            warn(message, UncorrectedNoiseWarning)
         super().__init__(vars, gradient=gradient, preconditioner=preconditioner, **settings)
 
     def _design(self, setup: Setup) -> Design:
@@ -253,7 +252,13 @@ class SGHMC(StochasticGradientStep):
             curvatures = directional_curvature(center, noise.root)
             steepest = 0.0 if center is None else curvature_range(center, root)[1]
             check_correction(
-                integrator, first_step, friction, noise.variances, curvatures, steepest
+                integrator,
+                first_step,
+                friction,
+                noise.variances,
+                curvatures,
+                steepest,
+                setup.estimator.remedy,
             )
             correction = {
                 "noise": shared(noise.variances, "gradient_noise"),

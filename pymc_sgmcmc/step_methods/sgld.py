@@ -9,6 +9,7 @@ from pymc_sgmcmc.checks import one_of
 from pymc_sgmcmc.dynamics import AveragedLangevin, Langevin
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.estimators import Gradient
+from pymc_sgmcmc.step_methods.mirror import MIRRORING
 from pymc_sgmcmc.step_methods.settings import CommonSettings, Preconditioner
 from pymc_sgmcmc.step_methods.setup import Design, Kind, Setup
 
@@ -87,7 +88,7 @@ class SGLD(StochasticGradientStep):
     """
 
     name = "sgld"
-    _kind = Kind(takes_low_rank=True, bounds_noise=True, mirrors=True)
+    _kind = Kind(takes_low_rank=True, bounds_noise=True, mirrors=MIRRORING)
 
     def __init__(
         self,

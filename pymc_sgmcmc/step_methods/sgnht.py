@@ -180,7 +180,8 @@ class SGNHT(StochasticGradientStep):
         if noise is not None and center is not None:
             noise_size = float(np.mean(noise.variances))
             largest = curvature_range(center, root)[1]
-            check_heat(float(step_sizes(pace.step_size, 0, 1)[0]), friction, noise_size, largest)
+            first_step = float(step_sizes(pace.step_size, 0, 1)[0])
+            check_heat(first_step, friction, noise_size, largest, setup.estimator.remedy)
         dynamics = NoseHoover(
             root=root.map(setup.shared),
             friction=setup.shared(friction, "friction"),
@@ -195,7 +196,9 @@ class SGNHT(StochasticGradientStep):
         return Design(dynamics, pace, watch=watch)
 
 
-def check_heat(step_size: float, friction: float, noise: float, curvature: float) -> None:
+def check_heat(
+    step_size: float, friction: float, noise: float, curvature: float, or_else: str
+) -> None:
     r"""Make sure that the thermostat can absorb the noise of the gradient.
 
     Whatever the friction, each kick adds :math:`\epsilon^2 \mathrm{tr}(MV) / d` to the mean square
@@ -217,7 +220,7 @@ def check_heat(step_size: float, friction: float, noise: float, curvature: float
             f"The gradient noise is too large for the thermostat: at step size {step_size:.3g} "
             f"each step adds {step_size**2 * noise:.3g} times the kinetic energy. Use a "
             f"`step_size` below {noise**-0.5:.3g} with this preconditioner, a larger `batch_size`, "
-            "or `gradient='cv'`."
+            f"{or_else}."
         )
 
 

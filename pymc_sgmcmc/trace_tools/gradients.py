@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 import pymc as pm
 import xarray as xr
 from xarray import DataTree
 
+from pymc_sgmcmc.errors import warn
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.graphs import leaf_value
 from pymc_sgmcmc.posterior.position import given_model
@@ -157,11 +156,10 @@ def _check_data(idata: DataTree, model: pm.Model) -> None:
     """Warn where the model has other data than the trace."""
     changed = changed_data(idata, model)
     if changed:
-        warnings.warn(
+        warn(
             f"The model has other values of {', '.join(changed)} than the trace, so that the "
             "gradients are those of another posterior. Set the data back, or sample again.",
             UserWarning,
-            stacklevel=3,
         )
 
 

@@ -5,7 +5,6 @@ All of them return a `PlotCollection`, whose methods `show` and `savefig` show a
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ import xarray as xr
 from xarray import DataTree
 
 from pymc_sgmcmc.checks import one_of
+from pymc_sgmcmc.errors import warn
 from pymc_sgmcmc.trace_tools.bias import bias_report
 from pymc_sgmcmc.trace_tools.convergence import gradient_convergence, window_means
 from pymc_sgmcmc.trace_tools.reader import read_run
@@ -122,7 +122,7 @@ def _report(idata: DataTree, bias: float | None) -> pd.DataFrame:
     report = bias_report(idata, bias=bias)
     verdict = report.attrs["verdict"]
     if verdict.startswith(UNUSABLE):
-        warnings.warn(verdict, UserWarning, stacklevel=3)
+        warn(verdict, UserWarning)
     return report
 
 
@@ -541,9 +541,7 @@ def _first(sizes: Any, which: str) -> list[int]:
     """Numbers of the rows with the largest sizes, at most `MOST_ROWS`, in their order."""
     if len(sizes) <= MOST_ROWS:
         return list(range(len(sizes)))
-    warnings.warn(
-        f"{MOST_ROWS} of {len(sizes)} rows are shown, those {which}.", UserWarning, stacklevel=3
-    )
+    warn(f"{MOST_ROWS} of {len(sizes)} rows are shown, those {which}.", UserWarning)
     return sorted(np.argsort(-np.asarray(sizes), kind="stable")[:MOST_ROWS].tolist())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -10,14 +11,17 @@ import pandas as pd
 import xarray as xr
 from xarray import DataTree
 
-from pymc_sgmcmc.checks import names_among
-from pymc_sgmcmc.record import SAMPLE_DIMS
+from pymc_sgmcmc.checks import names_among, one_of
+from pymc_sgmcmc.posterior.position import element_labels, untransformed
+from pymc_sgmcmc.record import GRADIENT, POSITION, SAMPLE_DIMS, labels_of
 from pymc_sgmcmc.trace_tools.reader import (
     COMPUTE_THEM,
     StoredRun,
+    check_same_draws,
     check_sample_dims,
     check_trace,
     every_nth,
+    stored_draws,
 )
 
 LEAST_CORRELATION = 0.3
@@ -47,6 +51,74 @@ def posterior_of(idata: DataTree) -> xr.Dataset:
         if {"chain", "draw"} <= set(values.dims)
     ]
     return posterior[names].transpose("chain", "draw", ..., missing_dims="ignore")
+
+
+def by_variable(idata: DataTree, statistic: str = GRADIENT) -> xr.Dataset:
+    """Gradients or positions of the draws by variable, with the dimensions of the model.
+
+    Parameters
+    ----------
+    idata : xarray.DataTree
+        Trace of one step method with gradients, or one that `gradients` returned.
+    statistic : {"gradient", "position"}
+
+    Returns
+    -------
+    xarray.Dataset
+        A variable for each unconstrained variable of the model, such as ``b`` and ``scale_log__``,
+        with a value for each chain and draw. Where it has not the elements of the variable in the
+        group `posterior`, as that of a simplex, it has one dimension with the labels of its
+        coordinates.
+
+    Raises
+    ------
+    ValueError
+        Where the trace has no such statistic of one step method.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm
+    >>> from pymc_sgmcmc import ULA
+    >>> with pm.Model(coords={"feature": ["x", "z"]}):
+    ...     b = pm.Normal("b", dims="feature")
+    ...     _ = pm.Normal("y", b.sum(), 1, observed=np.ones(10))
+    ...     step = ULA(compile_kwargs={"mode": "FAST_COMPILE"})
+    ...     idata = pm.sample(
+    ...         50, step=step, tune=10, chains=2, random_seed=1, progressbar=False, quiet=True
+    ...     )
+    >>> by_variable(idata)["b"].sel(feature="x").dims
+    ('chain', 'draw')
+    """
+    one_of("statistic", statistic, (GRADIENT, POSITION))
+    (values,) = stored_draws(idata, statistic) or [np.empty(0)]
+    if values.ndim != 3:
+        raise ValueError(
+            f"The trace should have the `{statistic}` of one step method in `sample_stats`, but "
+            f"has not. Sample all variables with one, or {COMPUTE_THEM}."
+        )
+    check_same_draws(idata, values.shape)
+    draws, variables = posterior_of(idata), {}
+    labels = labels_of(idata, values.shape[2])
+    for name, group in groupby(range(len(labels)), lambda number: labels[number].partition("[")[0]):
+        numbers = list(group)
+        elements = slice(numbers[0], numbers[-1] + 1)
+        part, own = values[..., elements], list(labels[elements])
+        like = draws.get(untransformed(name))
+        if like is not None and _labels_like(name, like) == own:
+            variables[name] = like.copy(data=part.reshape(like.shape))
+        else:
+            dims = (*SAMPLE_DIMS, f"{name}_dim_0")
+            variables[name] = xr.DataArray(part, dims=dims, coords={dims[-1]: own})
+    return xr.Dataset(variables)
+
+
+def _labels_like(name: str, variable: xr.DataArray) -> list[str]:
+    """Labels of the coordinates of an unconstrained variable with the elements of another one."""
+    axes = [
+        (None if dim == f"{variable.name}_dim_{axis}" else str(dim), variable[dim].values)
+        for axis, dim in enumerate(variable.dims[2:])
+    ]
+    return element_labels(name, axes)
 
 
 def columns_of(values: np.ndarray, positions: np.ndarray) -> slice | None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pymc_sgmcmc.checks import quoted
-from pymc_sgmcmc.record import GIVEN, LARGEST_MEAN_ERROR, stored_local
+from pymc_sgmcmc.record import GIVEN, LARGEST_MEAN_ERROR, WITH_LESS_NOISE, stored_local
 from pymc_sgmcmc.stein import STANDARD_ERRORS
 from pymc_sgmcmc.trace_tools.errors import VARIANCE_ERRORS, Error, Errors
 from pymc_sgmcmc.trace_tools.reader import COMPUTE_THEM, remedy_of_divergence
@@ -317,8 +317,8 @@ def remedy(error: float, stated: float, settings: Mapping[str, Any]) -> str:
             "The posterior may be improper, or far from the Gaussian around the centre: check the "
             "priors, give `center`, or sample with NUTS."
         )
-    if settings.get("gradient") == "plain":
-        return f'Use `bias={smaller:.2g}`, a larger `batch_size`, or `gradient="cv"`.'
+    if instead := settings.get(WITH_LESS_NOISE):
+        return f"Use `bias={smaller:.2g}`, a larger `batch_size`, or {instead}."
     return f"Use more tuning draws, or `bias={smaller:.2g}`."
 
 

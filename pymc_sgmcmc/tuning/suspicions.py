@@ -6,12 +6,11 @@ about a funnel, other modes and jumps have files of their own.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from pymc_sgmcmc.errors import CenterWarning
+from pymc_sgmcmc.errors import CenterWarning, warn
 from pymc_sgmcmc.guests import remedy
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning.center import Center
@@ -109,4 +108,4 @@ def warn_of(
     """
     messages = (suspicion(posterior, rows, center) for suspicion in suspicions)
     if (message := next(filter(None, messages), None)) is not None:
-        warnings.warn(message, CenterWarning, stacklevel=3)
+        warn(message, CenterWarning)

@@ -19,12 +19,12 @@ from common.clocks import timed
 from common.runner import Result, Table, attempt, run, say
 
 RECORDS = 10
-LINEAR = ("quasi-newton", "MixedLM")
+LINEAR = ("exact", "MixedLM")
 TITLES = {
     "laplace": 'logistic, "laplace"',
-    "aghq": 'logistic, "aghq" with 25 nodes',
+    "quadrature": 'logistic, "quadrature" with 25 nodes',
     "mcem": 'logistic, "mcem"',
-    "quasi-newton": 'linear, "quasi-newton"',
+    "exact": 'linear, "exact"',
 }
 """Names of the fits in the table of the documentation."""
 PEERS = ("BinomialBayesMixedGLM", "MixedLM")

@@ -202,7 +202,7 @@ def test_four_quantities():
         ModelError, match=r"at most 3. Use `SGLDCV\(gradient=LocalSampling\(\[.z.\]\)\)` or"
     ):
         marginalize(model, "z")
-    marginalize(model, "z", points=1)
+    marginalize(model, "z", method="laplace")
 
 
 def test_settings():
@@ -210,8 +210,18 @@ def test_settings():
     model, names = gamma_frailty(rng)
     with pytest.raises(ModelError, match="not quadratic"):
         marginalize(model, names, method="exact")
-    with pytest.raises(ValueError, match="`method` should be one of 'exact', 'quadrature'"):
-        marginalize(model, names, method="laplace")
+    with pytest.raises(ValueError, match="`method` should be one of 'exact', 'laplace', 'quad"):
+        marginalize(model, names, method="aghq")
+    with pytest.raises(ValueError, match='`points` is for quadrature, but `method` is "laplace"'):
+        marginalize(model, names, method="laplace", points=3)
+    one_node, laplace = (
+        marginalize(model, names, **settings)
+        for settings in ({"method": "quadrature", "points": 1}, {"method": "laplace"})
+    )
+    log_densities = [
+        groups.compile_logp()(groups.initial_point()) for groups in (one_node, laplace)
+    ]
+    assert log_densities[0] == log_densities[1]
     with pytest.raises(ValueError, match="`points` should be a whole number"):
         marginalize(model, names, points=0)
     with pytest.raises(ValueError, match="`points` is for quadrature"):

@@ -100,7 +100,7 @@ def cbpp(data_folder):
 
 
 def test_sleepstudy_by_maximum_likelihood(sleepstudy):
-    fit = fit_marginal(sleepstudy, ["u"], method="quasi-newton")
+    fit = fit_marginal(sleepstudy, ["u"], method="exact")
     estimates, errors = fit.estimates, fit.standard_errors
     np.testing.assert_allclose(fit.minus_two_log_likelihood, 1751.9393, atol=5e-5)
     np.testing.assert_allclose(fit.aic, 1763.9393, atol=5e-5)
@@ -121,7 +121,7 @@ def test_sleepstudy_by_maximum_likelihood(sleepstudy):
 
 @pytest.mark.slow
 def test_sleepstudy_by_restricted_maximum_likelihood(sleepstudy):
-    fit = fit_marginal(sleepstudy, ["u"], method="quasi-newton", reml=True)
+    fit = fit_marginal(sleepstudy, ["u"], method="exact", reml=True)
     np.testing.assert_allclose(fit.minus_two_log_likelihood, 1743.628, atol=5e-4)
     np.testing.assert_allclose(fit.estimates["beta"], [251.4051, 10.4673], atol=5e-5)
     np.testing.assert_allclose(fit.standard_errors["beta"], [6.825, 1.546], atol=5e-4)
@@ -143,7 +143,7 @@ def test_cbpp_by_laplace(cbpp):
 
 @pytest.mark.slow
 def test_cbpp_by_quadrature(cbpp):
-    fit = fit_marginal(cbpp, ["z"], method="aghq", points=25)
+    fit = fit_marginal(cbpp, ["z"], method="quadrature", points=25)
     beta = [-1.39923, -0.99140, -1.12782, -1.57947]
     np.testing.assert_allclose(fit.estimates["beta"], beta, atol=5e-6)
     np.testing.assert_allclose(fit.estimates["sd"], 0.6475, atol=5e-5)
@@ -310,7 +310,7 @@ def test_modes_are_on_the_scale_of_the_variable(rng):
         shape, scale = pm.Exponential("shape", 1), pm.HalfNormal("scale", 1)
         frailty = pm.Gamma("frailty", shape, shape, shape=N_GROUPS)
         pm.Exponential("times", scale * frailty[group], observed=times)
-    fit = fit_marginal(model, ["frailty"], method="aghq")
+    fit = fit_marginal(model, ["frailty"], method="quadrature")
     shape, scale = float(fit.estimates["shape"]), float(fit.estimates["scale"])
     # The law given the records is a Gamma law, as is known, and so is the marginal likelihood.
     total = np.bincount(group, times)
@@ -523,11 +523,11 @@ def test_variables_that_replace_each_other_are_refused(rng, reml, match):
 @pytest.mark.parametrize(
     ("settings", "error", "match"),
     [
-        ({"method": "quasi-newton"}, ModelError, "not quadratic in the local variables"),
+        ({"method": "exact"}, ModelError, "not quadratic in the local variables"),
         ({"reml": True}, ModelError, "`reml=True` is for linear mixed models"),
-        ({"method": "lme4"}, ValueError, "`method` should be one of 'quasi-newton', 'laplace'"),
-        ({"points": 5}, ValueError, '`points` should be given with method="aghq" only'),
-        ({"method": "aghq", "points": 0}, ValueError, "`points` should be a whole number"),
+        ({"method": "lme4"}, ValueError, "`method` should be one of 'exact', 'laplace'"),
+        ({"points": 5}, ValueError, '`points` should be given with method="quadrature" only'),
+        ({"method": "quadrature", "points": 0}, ValueError, "`points` should be a whole number"),
         ({"max_iterations": 2}, ConvergenceError, "did not converge within 2 iterations"),
     ],
 )
@@ -546,7 +546,7 @@ def test_too_few_iterations_of_a_linear_model(rng):
 
 def test_reml_needs_an_exact_method_and_fixed_effects(rng):
     group, x, y = random_intercepts(rng)
-    with pytest.raises(ModelError, match='should go with method="quasi-newton"'):
+    with pytest.raises(ModelError, match='should go with method="exact"'):
         fit_marginal(linear_model(group, x, y), ["z"], reml=True, method="laplace")
     with pm.Model() as model:
         sd = pm.HalfNormal("sd")

@@ -47,7 +47,7 @@ def test_cbpp_agrees_with_quadrature(data_folder):
     trials, incidence = frame["size"].to_numpy(), frame["incidence"].to_numpy()
     model = logistic_model(X, trials, pd.factorize(frame["herd"])[0], incidence)
     fit = fit_marginal(model, "z", method="mcem", random_seed=SEED)
-    # The values of lme4 with 25 nodes, and the standard errors of method="aghq".
+    # The values of lme4 with 25 nodes, and the standard errors of method="quadrature".
     assert_within_its_error(fit, [-1.39923, -0.99140, -1.12782, -1.57947, 0.6475])
     errors = [0.23351, 0.30677, 0.32677, 0.42759, 0.18052]
     np.testing.assert_allclose(fit.to_dataframe()["standard_error"], errors, rtol=0.03)
@@ -158,8 +158,8 @@ def test_a_standard_deviation_of_zero_is_said(rng):
 @pytest.mark.parametrize(
     ("settings", "error", "match"),
     [
-        ({"points": 5}, ValueError, '`points` should be given with method="aghq" only'),
-        ({"reml": True}, ModelError, '`reml=True` should go with method="quasi-newton"'),
+        ({"points": 5}, ValueError, '`points` should be given with method="quadrature" only'),
+        ({"reml": True}, ModelError, '`reml=True` should go with method="exact"'),
         ({"monte_carlo_error": -0.1}, ValueError, "`monte_carlo_error` should be positive"),
         ({"monte_carlo_error": "0.1"}, TypeError, "`monte_carlo_error` should be a positive"),
         (

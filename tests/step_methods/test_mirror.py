@@ -290,12 +290,12 @@ def test_every_sampler_without_metropolis_refuses_them():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"gradient": "cv"}, "do not go with control variates"),
+        ({"gradient": "cv"}, "searches no mode"),
         ({"preconditioner": np.eye(1)}, "should be a number or a vector"),
-        ({"preconditioner": "curvature"}, "computes no settings"),
-        ({"batch_size": None}, "computes no settings"),
-        ({"center": {"scale": 1.0}}, "computes no settings"),
-        ({"step_size": None, "preconditioner": None}, "computes no settings"),
+        ({"preconditioner": "curvature"}, "searches no mode"),
+        ({"batch_size": None}, "searches no mode"),
+        ({"center": {"scale": 1.0}}, "searches no mode"),
+        ({"step_size": None, "preconditioner": None}, "searches no mode"),
     ],
 )
 def test_settings_that_do_not_go_with_it(settings, message):

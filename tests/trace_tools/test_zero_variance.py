@@ -372,7 +372,7 @@ def test_no_injected_noise_is_said(known):
 def test_plain_gradients_of_few_rows_are_named():
     """Inflation of 5: a gain of 1.2."""
     x, g = Gaussian(ONE, 100 * ONE).chains(8, 4000, 0.2, ONE, 1)
-    trace = as_trace(x, g, 0.2, ONE, gradient="plain", batch_size=100, n_rows=20_000)
+    trace = as_trace(x, g, 0.2, ONE, with_less_noise="`cv`", batch_size=100, n_rows=20_000)
     notes = zero_variance(trace).notes
     assert any("falls by 1.2 only" in note and "100 of 20000 rows" in note for note in notes)
 
@@ -380,10 +380,10 @@ def test_plain_gradients_of_few_rows_are_named():
 def test_gradients_of_all_rows_have_no_noise_to_name(rng):
     """The gain is small since terms of order 1 do not fit squares."""
     x = rng.normal(size=(4, 1000, 1))
-    trace = as_trace(x, -x, sampler="SGHMC", gradient="plain", batch_size=100, n_rows=100)
+    trace = as_trace(x, -x, sampler="SGHMC", with_less_noise="`cv`", batch_size=100, n_rows=100)
     found = zero_variance(trace, func=lambda post: post["theta"] ** 2)
     assert found.variance_ratio["theta"].item() < 2
-    assert not any("noise of plain gradients" in note for note in found.notes)
+    assert not any("noise of gradients from" in note for note in found.notes)
 
 
 def test_thinning_and_short_batches_are_named():

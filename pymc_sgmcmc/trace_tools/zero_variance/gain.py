@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import linalg
 
+from pymc_sgmcmc.record import WITH_LESS_NOISE
 from pymc_sgmcmc.trace_tools.langevin import langevin_gain
 from pymc_sgmcmc.trace_tools.reader import StoredRun, every_nth
 from pymc_sgmcmc.trace_tools.zero_variance.estimate import ControlledMeans
@@ -116,12 +117,12 @@ def advice(
     stored = float(np.median(predicted_gain(run, fit, identity, run.thin)))
     # The gain can be predicted for Langevin dynamics alone, and measured for all runs.
     gain = stored if np.isfinite(stored) else measured
-    noisy = run.settings.get("gradient") == "plain" and _relative_noise(estimate, fit) > NOISY
-    if noisy and gain < SMALL_GAIN and not notes:
+    instead = run.settings.get(WITH_LESS_NOISE)
+    if instead and gain < SMALL_GAIN and not notes and _relative_noise(estimate, fit) > NOISY:
         notes.append(
-            f"The variance of a mean falls by {gain:.2g} only, since the noise of plain gradients "
-            f"from {run.settings['batch_size']} of {run.settings['n_rows']} rows remains. Use "
-            "`SGLDCV` or a larger `batch_size`."
+            f"The variance of a mean falls by {gain:.2g} only, since the noise of gradients from "
+            f"{run.settings['batch_size']} of {run.settings['n_rows']} rows remains. Use a larger "
+            f"`batch_size`, or {instead}."
         )
     if thin > 1:
         every = float(np.median(predicted_gain(run, fit, identity, 1)))

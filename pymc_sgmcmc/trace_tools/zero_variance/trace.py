@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ import pymc as pm
 import xarray as xr
 from xarray import DataTree
 
+from pymc_sgmcmc.errors import warn
 from pymc_sgmcmc.record import DIMENSION, MOMENTS, SAMPLE_DIMS
 from pymc_sgmcmc.trace_tools.gradients import with_gradients
 from pymc_sgmcmc.trace_tools.moments import StoredMoments, read_moments
@@ -298,7 +298,7 @@ def zero_variance(
     # In batches that are too short any mean gradient seems improbable.
     objection = None if short else objection_to_mean_gradient(run, IMPROBABLE)
     if objection is not None:
-        warnings.warn(objection, UserWarning, stacklevel=2)
+        warn(objection, UserWarning)
     if not over.all():
         notes += advice(run, estimate, fit, bool(short), coefficients) + short
     return ZeroVariance(
