@@ -155,7 +155,7 @@ def test_pairs_in_coordinates_of_effects():
         effects = mean + scale * pm.Normal("z", shape=6)
         pm.Normal("y", effects[group], 1, observed=rng.normal(size=6)[group] + rng.normal(size=300))
     step = SGLDCV(model=model, compile_kwargs=QUICK)
-    idata = sample(model, step, chains=2)
+    idata = sample(model, step, chains=2, draws=200)
     made = repeated_step(
         model, settings_of(idata), idata[SETTINGS], step_size=0.5, thin=1, compile_kwargs=QUICK
     )
