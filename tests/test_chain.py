@@ -26,6 +26,21 @@ def chain() -> Chain:
     return step.chain
 
 
+@pytest.fixture(scope="module")
+def single():
+    """A step method of control variates, each of whose transitions is a draw."""
+    return SGLDCV(batch_size=20, thin=1, model=logistic_model(), compile_kwargs=NUMBA)
+
+
+@pytest.fixture(scope="module")
+def replaced():
+    """A step method whose rows are drawn with replacement."""
+    return SGLDCV(
+        step_size=1e-2, preconditioner="identity", gradient=SecondOrder(batching="replace"),
+        batch_size=20, model=logistic_model(), compile_kwargs=NUMBA,
+    )  # fmt: skip
+
+
 def test_draws_do_not_depend_on_how_many_are_asked_for(chain):
     chain.begin(np.random.default_rng(1), np.zeros(3), tune=10)
     whole = chain.advance(40)
@@ -64,10 +79,9 @@ def test_goes_on_from_a_stored_state(gradient):
     np.testing.assert_array_equal(resumed.gradients, expected.gradients)
 
 
-def test_runs_after_tuning_are_long_and_ask_for_no_row_numbers(monkeypatch):
+def test_runs_after_tuning_are_long_and_ask_for_no_row_numbers(monkeypatch, single):
     """Neither the windows of the tuner nor a permutation of all rows may cost time then."""
-    step = SGLDCV(batch_size=20, thin=1, model=logistic_model(), compile_kwargs=NUMBA)
-    chain = step.chain
+    chain = single.chain
     chain.begin(np.random.default_rng(1), np.zeros(3), tune=100)
     assert chain.run_length() == 100
     chain.advance(100)
@@ -78,10 +92,9 @@ def test_runs_after_tuning_are_long_and_ask_for_no_row_numbers(monkeypatch):
     chain.advance(chain.run_length())
 
 
-def test_each_chain_has_an_order_of_its_own():
+def test_each_chain_has_an_order_of_its_own(single):
     """One order for all chains would have the same effect on each, which R-hat cannot show."""
-    step = SGLDCV(batch_size=20, thin=1, model=logistic_model(), compile_kwargs=NUMBA)
-    windows = []
+    step, windows = single, []
     for seed in (1, 2):
         step.chain.begin(np.random.default_rng(seed), np.zeros(3))
         step.chain.advance(1)
@@ -110,22 +123,16 @@ class QuarterStep(Adaptation):
 
 
 @pytest.mark.parametrize(("most_thin", "thin"), [(100, 16), (16, 16), (10, 10), (4, 4), (None, 4)])
-def test_thinning_follows_the_step_size(most_thin, thin):
+def test_thinning_follows_the_step_size(most_thin, thin, replaced):
     """A draw has the same time as before; the transitions are those of a chain without thinning."""
-    step = SGLDCV(
-        step_size=1e-2, preconditioner="identity", gradient=SecondOrder(batching="replace"),
-        batch_size=20, model=logistic_model(), compile_kwargs=NUMBA,
-    )  # fmt: skip
-    adaptations = [QuarterStep()]
-    thinned = Chain(
-        step.block, step_size=1e-2, thin=4, adaptations=adaptations, most_thin=most_thin
-    )
+    block, adaptations = replaced.block, [QuarterStep()]
+    thinned = Chain(block, step_size=1e-2, thin=4, adaptations=adaptations, most_thin=most_thin)
     thinned.begin(np.random.default_rng(1), np.zeros(3), tune=10)
     draws = thinned.advance(30)
     np.testing.assert_array_equal(draws.stats["n_steps"], np.repeat([4, thin], [10, 20]))
     assert thinned.state.transitions == 40 + 20 * thin
 
-    every = Chain(step.block, step_size=1e-2, adaptations=adaptations)
+    every = Chain(block, step_size=1e-2, adaptations=adaptations)
     every.begin(np.random.default_rng(1), np.zeros(3), tune=40)
     transitions = every.advance(40 + 20 * thin)
     recorded = np.cumsum(draws.stats["n_steps"]) - 1
@@ -133,15 +140,14 @@ def test_thinning_follows_the_step_size(most_thin, thin):
     np.testing.assert_array_equal(draws.gradients, transitions.gradients[recorded])
 
 
-def test_a_chain_resumes_with_its_thinning():
-    step = SGLDCV(batch_size=20, thin=4, model=logistic_model(), compile_kwargs=NUMBA)
+def test_a_chain_resumes_with_its_thinning(single):
     settings = {"step_size": 1e-2, "thin": 4, "adaptations": [QuarterStep()], "most_thin": 99}
-    chain = Chain(step.block, **settings)
+    chain = Chain(single.block, **settings)
     chain.begin(np.random.default_rng(1), np.zeros(3), tune=10)
     chain.advance(12)
     stored = pickle.dumps(chain.state)
     expected = chain.advance(500)
-    other = Chain(step.block, **settings)
+    other = Chain(single.block, **settings)
     other.state = pickle.loads(stored)
     parts = [other.advance(count) for count in (3, 497)]
     np.testing.assert_array_equal(

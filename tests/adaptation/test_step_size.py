@@ -193,9 +193,16 @@ def test_nothing_changes_after_tuning(rng):
     assert recorded == {}
 
 
+@pytest.fixture(scope="module")
+def ten_transitions_a_draw():
+    return SGLDCV(
+        model=logistic_model(), batch_size=100, thin=10, compile_kwargs={"mode": "FAST_COMPILE"}
+    )
+
+
 @pytest.mark.parametrize(("ratio", "thin"), [(0.5, 10), (0.05, 10), (0.05, 80), (0.01, 160)])
-def test_draws_that_tuning_left_short_are_said(ratio, thin):
-    step = SGLDCV(model=logistic_model(), batch_size=100, thin=10, compile_kwargs={"mode": "NUMBA"})
+def test_draws_that_tuning_left_short_are_said(ratio, thin, ten_transitions_a_draw):
+    step = ten_transitions_a_draw
     step.chain.begin(np.random.default_rng(1), np.zeros(3))
     step.chain.state = replace(step.chain.state, thin=thin)
     message = step._short_draws(ratio * step.step_size)

@@ -194,7 +194,7 @@ def test_local_draws_follow_their_law(small):
     """Each draw in the trace has local variables, with the mean and variance given the records."""
     problem, model, step, _ = small
     step.block.memory.local.correlation = 0.0
-    idata = sample(model, step, 2500)
+    idata = sample(model, step, 1000)
     mean, covariance = problem.exact_law(step.step_size, 2, 0.0)
     shift, slope = problem.conditional()
     draws = idata.posterior["u"].values.reshape(-1, problem.n_groups)

@@ -41,6 +41,20 @@ SMALL = {"batch_size": 20, "step_size": 1e-3, "preconditioner": "identity", **NU
 ours = partial(sampling.sample, run=sample)
 
 
+@pytest.fixture(scope="module")
+def small():
+    """A model and a step method, which runs leave as they found it."""
+    model = logistic_model()
+    return model, SGLD(model=model, **SMALL)
+
+
+@pytest.fixture(scope="module")
+def of_two():
+    """The same on a model of several variables."""
+    model = two_variable_model()
+    return model, SGLD(model=model, **SMALL)
+
+
 DIFFERENT = {"created_at", "sampling_time", "sgmcmc_setup_seconds", "sgmcmc_setup_passes"}
 """These attributes differ between runs that are the same."""
 
@@ -101,9 +115,8 @@ def test_tuning_is_kept_where_asked_for(tune):
     check_same(ours(model, step, **settings), sampling.sample(model, step, **settings))
 
 
-def test_names_and_initial_values():
-    model = two_variable_model()
-    step = SGLD(model=model, **SMALL)
+def test_names_and_initial_values(of_two):
+    model, step = of_two
     names = [variable.name for variable in model.free_RVs]
     settings = {"var_names": names[:1], "initvals": {names[0]: np.array(0.5)}}
     check_same(ours(model, step, **settings), sampling.sample(model, step, **settings))
@@ -135,9 +148,8 @@ def test_deterministics_that_have_no_axis_of_draws():
     check_same(ours(model, step), sampling.sample(model, step))
 
 
-def test_an_error_at_the_end_costs_no_draws(monkeypatch):
-    model = two_variable_model()
-    step = SGLD(model=model, **SMALL)
+def test_an_error_at_the_end_costs_no_draws(monkeypatch, of_two):
+    model, step = of_two
     expected = ours(model, step)
     compiled = Recorder._compiled_at_once
 
@@ -149,9 +161,8 @@ def test_an_error_at_the_end_costs_no_draws(monkeypatch):
     check_same(ours(model, step), expected)
 
 
-def test_functions_of_the_draws_are_of_the_variables_asked_for():
-    model = two_variable_model()
-    step = SGLD(model=model, **SMALL)
+def test_functions_of_the_draws_are_of_the_variables_asked_for(of_two):
+    model, step = of_two
     asked = {"log_likelihood": True, "log_prior": ["slope"]}
     idata = ours(model, step, idata_kwargs=asked, chains=1)
     assert list(idata["log_prior"].data_vars) == ["slope"]
@@ -163,9 +174,8 @@ def failing_at_the_end():
 
 
 @pytest.mark.parametrize("run", [sample, pm.sample])
-def test_the_trace_is_made_without_what_fails(run, monkeypatch):
-    model = logistic_model()
-    step = SGLD(model=model, **SMALL)
+def test_the_trace_is_made_without_what_fails(run, monkeypatch, small):
+    model, step = small
     expected = ours(model, step)
     monkeypatch.setattr(
         "pymc.sampling.mcmc.run_convergence_checks", lambda *_: failing_at_the_end()
@@ -175,9 +185,8 @@ def test_the_trace_is_made_without_what_fails(run, monkeypatch):
     check_same(idata, expected)
 
 
-def test_arguments_of_the_trace_that_pymc_refuses_cost_no_draws():
-    model = logistic_model()
-    step = SGLD(model=model, **SMALL)
+def test_arguments_of_the_trace_that_pymc_refuses_cost_no_draws(small):
+    model, step = small
     with pytest.warns(UserWarning, match="draws are kept, .* with `idata_kwargs`: TypeError"):
         idata = sampling.sample(model, step, idata_kwargs={"foo": 1})
     check_same(idata, ours(model, step))
@@ -288,9 +297,8 @@ def test_interrupt_keeps_draws_and_moments(monkeypatch, caplog):
 
 
 @pytest.mark.parametrize("cores", [1, 2])
-def test_interrupt_after_the_last_draw(monkeypatch, cores):
-    model = logistic_model()
-    step = SGLD(model=model, **SMALL)
+def test_interrupt_after_the_last_draw(monkeypatch, cores, small):
+    model, step = small
     expected = ours(model, step, chains=2)
     whole = run_module.whole_trace
 
@@ -308,9 +316,8 @@ def test_interrupt_after_the_last_draw(monkeypatch, cores):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_interrupt_before_there_are_draws(monkeypatch):
-    model = logistic_model()
-    step = SGLD(model=model, **SMALL)
+def test_interrupt_before_there_are_draws(monkeypatch, small):
+    model, step = small
     interrupted_in(step, 1, monkeypatch)
     with pytest.raises(KeyboardInterrupt, match="before the first draw"):
         ours(model, step)
@@ -390,10 +397,9 @@ def test_error_of_a_chain_in_a_process():
     assert messages[0] == messages[1]
 
 
-def test_in_a_thread_and_after_ctrl_c_while_processes_start(monkeypatch):
+def test_in_a_thread_and_after_ctrl_c_while_processes_start(monkeypatch, small):
     """Only the main thread may set handlers, and Ctrl-C is noted at any time."""
-    model = logistic_model()
-    step = SGLD(model=model, **SMALL)
+    model, step = small
     expected = ours(model, step)
     with ThreadPoolExecutor() as pool:
         check_same(pool.submit(ours, model, step, cores=2).result(), expected)
@@ -483,17 +489,15 @@ def test_no_process_is_left_where_the_parent_is_ended():
         ({"step": pm.NUTS}, TypeError, "`step` should make a step method"),
     ],
 )
-def test_bad_arguments(settings, error, message):
-    model = logistic_model()
-    step = settings.pop("step", None) or SGLD(model=model, **SMALL)
+def test_bad_arguments(settings, error, message, small):
+    model, step = small
     with pytest.raises(error, match=message):
-        ours(model, step, **settings)
+        ours(model, **{"step": step, **settings})
 
 
 @pytest.mark.parametrize(("of_pymc", "of_container"), [(2, 64), (8, 1), (1, 1)])
-def test_as_many_chains_and_cores_as_pymc_takes(of_pymc, of_container, monkeypatch, caplog):
-    model = logistic_model()
-    step = SGLD(model=model, **SMALL)
+def test_as_many_chains_and_cores_as_pymc_takes(of_pymc, of_container, monkeypatch, caplog, small):
+    model, step = small
     for module, name in ((workers, "cpu_count"), (sampling_of_pymc, "_cpu_count")):
         monkeypatch.setattr(module, name, lambda: of_pymc)
     monkeypatch.setattr(workers, "available_cpus", lambda: of_container)

@@ -96,6 +96,7 @@ def test_variables_added(model, added):
 
 
 @pytest.mark.parametrize("given", ["beta", ["beta"], ("beta",)])
+@pytest.mark.usefixtures("uncompiled")
 def test_variables_by_name(model, given):
     assert [
         variable.name

@@ -60,7 +60,7 @@ def test_ula_is_sgld_with_all_rows():
         "model": model,
         "step_size": 1e-3,
         "preconditioner": "identity",
-        "compile_kwargs": NUMBA,
+        "compile_kwargs": {"mode": "FAST_COMPILE"},
     }
     draws = [
         sample(model, step, draws=30).posterior["beta"].to_numpy()
@@ -69,6 +69,7 @@ def test_ula_is_sgld_with_all_rows():
     np.testing.assert_allclose(draws[0], draws[1], rtol=1e-10)
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_default_step_of_ula():
     """Five percent of variance in the steepest direction, h / (4 - h) where M is the covariance."""
     problem = LinearGaussian.simulate(30, 3, seed=4)

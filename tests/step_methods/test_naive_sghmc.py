@@ -75,10 +75,15 @@ def start(problem):
 
 
 def path(step, problem, transitions):
+    """Covariances about a mean that stays; the maps of the minibatches do not depend on them."""
     mean = np.concatenate([problem.mean, np.zeros(DIMENSION)])
+    maps = [affine_transition(step.block, index, STEP_SIZE) for index in all_indices(step.batching)]
+    slopes, roots = np.array([each.slope for each in maps]), np.array([each.root for each in maps])
+    moved = np.array([each.slope @ mean + each.shift - mean for each in maps])
+    noise = roots @ roots.mT + moved[:, :, None] * moved[:, None, :]
     covariances = [start(problem)]
     for _ in range(transitions):
-        covariances.append(one_transition(step, covariances[-1], mean))
+        covariances.append((slopes @ covariances[-1] @ slopes.mT + noise).mean(0))
     return np.array(covariances)
 
 

@@ -376,9 +376,9 @@ def test_discrete_variable_with_another_step_method():
         which = pm.Bernoulli("which", 0.5)
         beta = pm.Normal("beta", 0, 1, shape=3)
         pm.Bernoulli("y", logit_p=X @ beta + which, observed=y)
-        step = SGLDCV([beta], batch_size=50, compile_kwargs=NUMBA)
+        step = SGLDCV([beta], batch_size=50, compile_kwargs={"mode": "FAST_COMPILE"})
         idata = pm.sample(
-            step=step, draws=50, tune=50, chains=1, random_seed=1, progressbar=False, quiet=True
+            step=step, draws=30, tune=20, chains=1, random_seed=1, progressbar=False, quiet=True
         )
     assert np.isfinite(idata.posterior["beta"]).all()
     assert set(np.unique(idata.posterior["which"])) <= {0, 1}

@@ -345,6 +345,7 @@ def test_float32_with_whole_outcomes():
     assert np.isfinite(idata.posterior["beta"]).all()
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_curvature_that_rounds_away_leaves_first_order(caplog):
     """A predictor far from zero: in single precision the curvature along the line is lost."""
     rng = np.random.default_rng(20)
@@ -362,6 +363,7 @@ def test_curvature_that_rounds_away_leaves_first_order(caplog):
     assert names == {0: False, 1000: True}
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_draws_are_longer_beside_other_step_methods():
     """The last noise belongs to the values that the others had. Three relaxation times are right
     to half a per cent, by the exact law of a Gaussian of which another step draws one part."""

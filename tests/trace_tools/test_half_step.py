@@ -18,6 +18,7 @@ from pymc_sgmcmc.trace_tools.half_step import half_step_error
 from tests.support.models import logistic_model
 
 NUMBA = {"mode": "NUMBA"}
+QUICK = {"mode": "FAST_COMPILE"}
 QUIET = {"progressbar": False, "quiet": True, "compute_convergence_checks": False}
 
 COUNTS = np.array([1, 0, 2, 0, 1, 0, 0, 1])
@@ -153,16 +154,16 @@ def test_pairs_in_coordinates_of_effects():
         mean, scale = pm.Normal("mean"), pm.HalfNormal("scale")
         effects = mean + scale * pm.Normal("z", shape=6)
         pm.Normal("y", effects[group], 1, observed=rng.normal(size=6)[group] + rng.normal(size=300))
-    step = SGLDCV(model=model, compile_kwargs=NUMBA)
-    idata = sample(model, step, chains=2)
+    step = SGLDCV(model=model, compile_kwargs=QUICK)
+    idata = sample(model, step, chains=2, draws=200)
     made = repeated_step(
-        model, settings_of(idata), idata[SETTINGS], step_size=0.5, thin=1, compile_kwargs=NUMBA
+        model, settings_of(idata), idata[SETTINGS], step_size=0.5, thin=1, compile_kwargs=QUICK
     )
     positions = rng.normal(size=(3, 8))
     of_run, of_pairs = (each.posterior.values_at(positions) for each in (step, made))
     np.testing.assert_allclose(of_pairs, of_run, rtol=1e-10)
     assert np.abs(of_run - positions).max() > 0.1
-    errors = half_step_error(idata, settings_of(idata), model, 1, NUMBA)
+    errors = half_step_error(idata, settings_of(idata), model, 1, QUICK)
     assert np.abs(errors.mean.value).max() < 0.1
     assert np.abs(errors.variance.value).max() < 0.2
 

@@ -119,9 +119,9 @@ def test_step_sizes_of_a_compound_step():
         pm.Normal("z", offset, 1, observed=rng.normal(size=20))
         steps = [
             pm.NUTS([offset]),
-            SGLDCV([slope], batch_size=20, rows=["y"]),
+            SGLDCV([slope], batch_size=20, rows=["y"], compile_kwargs={"mode": "FAST_COMPILE"}),
         ]
-        idata = pm.sample(step=steps, draws=100, tune=50, chains=2, random_seed=1, **QUIET)
+        idata = pm.sample(step=steps, draws=20, tune=20, chains=2, cores=1, random_seed=1, **QUIET)
     sizes = idata["sample_stats"]["step_size"].values
     assert sizes.shape[2] == 2
     column = idata["sample_stats"].attrs["sgmcmc_step_size_column"]

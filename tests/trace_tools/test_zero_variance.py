@@ -258,18 +258,18 @@ def test_invariance_under_linear_maps_of_the_position(regression, order):
 
 
 def test_errors_are_those_of_the_means():
-    """40 batches for 6 coefficients: squares of 300 x 2 z-scores have mean 1 (sd 0.06)."""
+    """40 batches for 6 coefficients: squares of 150 x 2 z-scores have mean 1 (sd 0.085)."""
     settings = {"order": 2, "batches": 10, "regression": "least_squares"}
     z = []
-    for seed in range(300):
+    for seed in range(150):
         x, g = Gaussian(np.diag([1.0, 2.0]), 0.5 * np.eye(2)).chains(
             4, 100, 1e-9 + 0.9, np.diag([1.0, 0.5]), seed=10 * seed
         )
         found = controlled_means([x], x, g, **settings)
         z.append(found.mean / found.standard_error)
     # Student t with 34 or 39 degrees of freedom has variance 1.06.
-    assert np.mean(np.square(z)) == pytest.approx(1.06, abs=4.5 * 0.06)
-    assert np.abs(np.mean(z, 0)).max() < 4.5 / np.sqrt(300)
+    assert np.mean(np.square(z)) == pytest.approx(1.06, abs=4.5 * 0.085)
+    assert np.abs(np.mean(z, 0)).max() < 4.5 / np.sqrt(150)
 
 
 def test_exact_gradients_leave_no_error_of_the_mean(rng):

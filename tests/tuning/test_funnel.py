@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pymc as pm
 import pytensor
@@ -13,6 +15,11 @@ from pymc_sgmcmc.tuning.funnel import _bending, _bends, find_funnel
 from tests.support.effects import PRIOR_SD, Effects, examined, moments
 
 pytestmark = pytest.mark.usefixtures("without_compiler")
+
+
+@functools.cache
+def examined_effects(case: Effects):
+    return examined(case.model())
 
 
 def random_walk() -> pm.Model:
@@ -81,7 +88,7 @@ def exact_ratio(case: Effects, covariance: np.ndarray) -> float:
     ids=str,
 )
 def test_ratio_is_that_of_the_exact_law(case):
-    posterior, subsample, center = examined(case.model())
+    posterior, subsample, center = examined_effects(case)
     funnel = find_funnel(posterior, subsample, center)
     assert posterior.labels[funnel.coordinate] == "tau_log__"
     assert posterior.labels[funnel.narrow].startswith("effects[")
@@ -130,12 +137,12 @@ def test_no_funnel(model):
 
 def test_coordinates_that_follow_the_scale_are_no_funnel():
     """The same model is one in the coordinates of the user."""
-    model = Effects(8, 300, 0.1).model()
-    posterior = Posterior(model, standardizes=True)
+    case = Effects(8, 300, 0.1)
+    posterior = Posterior(case.model(), standardizes=True)
     assert posterior.coordinates is not None
     center = find_center(posterior, posterior.initial_position)
     assert not _bending(_bends(posterior, center))
-    assert find_funnel(*examined(model)) is not None
+    assert find_funnel(*examined_effects(case)) is not None
 
 
 def test_ratio_in_single_precision():
@@ -148,7 +155,7 @@ def test_ratio_in_single_precision():
 
 
 def test_small_steps_come_farther():
-    arguments = examined(Effects(30, 20, 0.3).model())
+    arguments = examined_effects(Effects(30, 20, 0.3))
     ratios = [find_funnel(*arguments, inflation=each).sd_ratio for each in (0.1, 0.05, 0.02)]
     assert ratios[0] < ratios[1] - 0.05 < ratios[2] - 0.1
     assert find_funnel(*arguments, inflation=1e-4) is None

@@ -134,6 +134,7 @@ def test_law_with_kept_rows(step_class, mode):
     assert (error < 0.05 + 4.5 * np.sqrt(2 / report["ess_bulk"])).all()
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_samplers_with_a_noise_of_their_own_keep_none():
     model, *_ = regression(n_rows=3000, rare=6)
     step = OSGFS(model=model, gradient="cv", batch_size=100)

@@ -255,7 +255,7 @@ def exact_moments():
 
 def run_of(form):
     with one_factor(form):
-        return pm.sample(1500, tune=200, chains=2, cores=1, step=SGLDCV(), random_seed=7, **QUIET)
+        return pm.sample(800, tune=200, chains=2, cores=1, step=SGLDCV(), random_seed=7, **QUIET)
 
 
 @pytest.fixture(scope="module")
@@ -266,7 +266,7 @@ def trace():
 def test_law_of_mean_and_scale(trace):
     for name, (mean, deviation) in zip(("mean", "scale"), exact_moments(), strict=True):
         draws = trace["posterior"][name].values
-        blocks = draws.reshape(2 * 15, 100)
+        blocks = draws.reshape(2 * 16, 50)
         for values, expected in ((blocks, mean), ((blocks - mean) ** 2, deviation**2)):
             of_blocks = values.mean(1)
             error = of_blocks.std(ddof=1) / np.sqrt(len(of_blocks))
