@@ -368,6 +368,41 @@ def test_variance_in_one_dimension_is_exact():
     assert abs(1 - exact) > 2 * Z_BOUND * error
 
 
+@pytest.mark.parametrize(
+    ("dimension", "chains", "transitions"), [(1, 1000, 300), (5, 1000, 3000), (50, 300, 3000)]
+)
+def test_variance_tends_to_the_posteriors(dimension, chains, transitions):
+    """The excess is at most h/4 (H_t H <= 1) to first order; extrapolated to h = 0 it is none."""
+    large, large_error = stationary_variances(dimension, 0.8, chains, transitions // 2, seed=1)
+    small, small_error = stationary_variances(dimension, 0.4, chains, transitions, seed=2)
+    # Of the geometric kind 1/(1 - a h), as for SGLD: linear in the inverse.
+    extrapolated = 1 / (2 / small - 1 / large)
+    error = np.hypot(2 * small_error, large_error)
+    assert np.abs((extrapolated - 1) / error).max() < Z_BOUND
+    assert (small - 1 / (1 - 0.4 / 4)).max() < Z_BOUND * small_error.max()
+    assert small[0] - 1 > Z_BOUND * small_error[0]
+
+
+@pytest.mark.parametrize(
+    ("dimension", "memory", "gain"), [(100, 3, 1.0), (100, 20, 1.1), (5, 5, 3)]
+)
+def test_slowest_direction_is_faster_than_with_sgld(dimension, memory, gain):
+    """Its lag-one autocorrelation is 1 - h/2 r/k at equal h and gamma; r = 1 for SGLD."""
+    h, precisions = 0.4, spectrum(dimension)
+    chains, transitions = 100, 60 * memory
+    chain, (positions, drifts, _) = gaussian_chains(
+        precisions, chains, transitions, memory, h, seed=3
+    )
+    # E[x_t x_{t-M}] = E[x_{t-M}^2] + h/2 E[x_{t-M} drift]: the noise has mean zero.
+    past, drift = positions[memory:-memory, :, -1], drifts[2 * memory :, :, -1]
+    numerator, denominator = -(past * drift).mean(0), (past**2).mean(0)
+    rate = numerator.mean() / denominator.mean()
+    deviations = numerator - rate * denominator
+    error = deviations.std() / np.sqrt(chains) / denominator.mean()
+    sgld = chain.initial_scale * precisions[-1]
+    assert rate / sgld - Z_BOUND * error / sgld > gain
+
+
 # --- The contract with PyMC -----------------------------------------------------------------
 
 
