@@ -663,3 +663,11 @@ def test_rows_of_later_transitions_are_asked_for_and_change_no_draw(monkeypatch)
         monkeypatch.setattr(Source, "_ask_for_rows", lambda *_: None)
     assert ["prefetch(" in source for source in sources] == [True, False]
     np.testing.assert_array_equal(*draws)
+
+
+def test_results_do_not_depend_on_addresses():
+    """LLVM may add in another order where arrays may overlap, if it is free to choose the order."""
+    vector = pt.dvector()
+    mode, entries = with_numpy_products("NUMBA"), [pt.lscalar(), pt.dvector(), pt.dscalar()]
+    loop = LoopOfTransitions(lambda *given: (given[-1],), entries, [vector], (), mode)
+    assert loop._function.targetoptions["fastmath"] is False

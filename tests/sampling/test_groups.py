@@ -631,7 +631,7 @@ def test_warnings_before_an_error_are_given():
 
 def test_filters_of_modules_hold(monkeypatch, recwarn):
     monkeypatch.setattr(groups, "local_structures", lambda *_: ([], []))
-    warnings.filterwarnings("ignore", module="pymc_sgmcmc")
+    warnings.filterwarnings("ignore", module=r"tests\.")
     ours(FUNNEL.model(), IN_VARIABLES)
     assert not [each for each in recwarn if issubclass(each.category, CenterWarning)]
 

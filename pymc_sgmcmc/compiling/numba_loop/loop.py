@@ -116,9 +116,15 @@ class LoopOfTransitions:
         function = compile_numba_function_src(text, "transitions", names, cache_key=source.key)
         self.key = source.key
         self._constants, self._errors = source.constants, list(source.errors.values())
-        # As in NumPy, a division by zero gives infinity or NaN.
+        # As in NumPy, a division by zero gives infinity or NaN. Sums are in the order of the rows:
+        # LLVM has two codes for a loop, one for memory that may overlap, and a sum in any order
+        # would depend on the addresses of arrays in its last bits.
         self._function = numba_njit(
-            function, final_function=True, cache=source.key is not None, error_model="numpy"
+            function,
+            fastmath=False,
+            final_function=True,
+            cache=source.key is not None,
+            error_model="numpy",
         )
 
     def __getstate__(self) -> dict[str, Any]:

@@ -52,7 +52,7 @@ from pytensor.tensor.type import TensorType
 from pymc_sgmcmc.compiling.numba_loop.prefetch import prefetch_in_numba
 from pymc_sgmcmc.compiling.numba_loop.products import FLOATING, functions_in_numba
 
-VERSION = 18
+VERSION = 19
 """This number is a part of the key in the compile cache. It changes with the code of this folder,
 and with the names of its modules, by which cached functions find what they call."""
 
