@@ -16,8 +16,8 @@ _INSIDE = (
     *(f"{Path(file).parent}{os.sep}" for file in (__file__, inspect.getfile(SamplingError))),
     *(inspect.getfile(module).removesuffix("py") for module in (contextlib, functools)),
 )
-"""Files with these beginnings are not the user's. Python does not accept a whole name as a beginning,
-so that a file of the standard library is without its last letters."""
+"""Files with these beginnings are not the user's. Python does not accept a whole name as a
+beginning, so that a file of the standard library is without its last letters."""
 
 
 class ModelError(ValueError):
