@@ -52,7 +52,7 @@ from pytensor.tensor.type import TensorType
 from pymc_sgmcmc.compiling.numba_loop.prefetch import prefetch_in_numba
 from pymc_sgmcmc.compiling.numba_loop.products import FLOATING, functions_in_numba
 
-VERSION = 19
+VERSION = 20
 """This number is a part of the key in the compile cache. It changes with the code of this folder,
 and with the names of its modules, by which cached functions find what they call."""
 
@@ -244,7 +244,16 @@ class Source:
         return f"{self.name(variable)}.shape[{axis}]"
 
     def _in_memory(self, variable: Variable) -> str:
-        """Name of an array that was to be evaluated where it is read."""
+        """Name of an array that was to be evaluated where it is read.
+
+        Rows and their transpose are one array: a product with them adds in the same order whether
+        they are gathered or a part of adjacent rows.
+        """
+        node = variable.owner
+        is_transpose = isinstance(node.op, DimShuffle) and tuple(node.op.new_order) == (1, 0)
+        if is_transpose and variable not in self._recorded:
+            self.names[variable] = name = f"{self.name(node.inputs[0])}.T"
+            return name
         lengths = [self.length(variable, axis) for axis in range(variable.type.ndim)]
         name = self.allocate(variable, lengths)
         self._store(variable, lengths, lambda *at: f"{name}[{', '.join(at)}]")
