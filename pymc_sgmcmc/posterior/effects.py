@@ -22,7 +22,10 @@ In short positions the levels of factors with few levels, and the coefficients b
 joint block: with the matrix W of what the rows say of all of them together, and their scales S,
 :math:`I + S W S = L L^\top` and :math:`z = L^{-\top} (L^{-1} S c + v)`. The rows of such factors
 say much of differences between levels and little of their mean, which the intercept may have as
-well, and the levels of one factor are sums of those of another.
+well, and the levels of one factor are sums of those of another. What the rows say of an effect
+beside the block depends on the block: its c has :math:`- C_g S z` of the block added. Else a small
+change of a scale in the block, which turns L, would change what rows with this level see by many
+standard deviations.
 
 Several coefficients of a level have :math:`u_g = m + L z_g` with a lower triangular L. Each is
 treated as above with its element of the diagonal of L for s. What their correlations add is left to
@@ -143,15 +146,15 @@ class Effect:
         """The precision of z given the rows and s, 1 + s² w."""
         return 1.0 + pt.sqr(self.scale) * self.information
 
-    def standardised(self, v: TensorVariable) -> TensorVariable:
-        """z of v."""
+    def standardised(self, v: TensorVariable, of_block: TensorVariable | float) -> TensorVariable:
+        """z of v, where the joint block has a part of the score."""
         precision = self.precision
-        return self.scale * self.score / precision + v / pt.sqrt(precision)
+        return self.scale * (self.score - of_block) / precision + v / pt.sqrt(precision)
 
-    def coordinates_of(self, z: TensorVariable) -> TensorVariable:
-        """v of z."""
+    def coordinates_of(self, z: TensorVariable, of_block: TensorVariable | float) -> TensorVariable:
+        """v of z, where the joint block has a part of the score."""
         precision = self.precision
-        return (z - self.scale * self.score / precision) * pt.sqrt(precision)
+        return (z - self.scale * (self.score - of_block) / precision) * pt.sqrt(precision)
 
     def of_rows(self, z: TensorVariable) -> TensorVariable:
         """What the rows see of z: u, or s z where the model adds m."""
@@ -203,19 +206,24 @@ class EffectCoordinates:
         self.layout = layout
         self.effects = tuple(each for each in effects if each in joint or not each.is_whole)
         self.joint = tuple(each for each in self.effects if each in joint)
-        count = sum(map(_size, self.joint))
+        self.beside = tuple(each for each in self.effects if each not in joint)
+        count, others = (sum(map(_size, part)) for part in (self.joint, self.beside))
         # Single precision would lose the root where rows say a million times what the prior says.
         self._information = pytensor.shared(np.zeros((count, count)), "information")
         self._score = pytensor.shared(np.zeros(count), "score")
+        self._common = pytensor.shared(np.zeros((others, count)), "common")
         self.replacements: dict[Variable, TensorVariable] = {}
         self.of_rows: dict[Variable, TensorVariable] = {}
-        together = self._apart(self._standardised) if joint else {}
+        together, of_block = {}, {}
+        if joint:
+            together = _parts(self.joint, self._standardised)
+            of_block = self._of_block(self._standardised)
         of_effects: list[TensorVariable] = [pt.zeros((), dtype=layout.dtype)]
         if joint:
             of_effects.append(-pt.log(pt.diagonal(self._root)).sum())
         for each in self.effects:
             x = each.variable
-            z = together[x] if each in joint else each.standardised(x)
+            z = together[x] if each in joint else each.standardised(x, of_block.get(x, 0.0))
             if each not in joint:
                 of_effects.append(-0.5 * pt.log(each.precision).sum())
             if each.is_centered:
@@ -249,13 +257,9 @@ class EffectCoordinates:
         v = pt.concatenate([each.variable.ravel() for each in self.joint])
         return pt.linalg.solve_triangular(self._root.T, self._shift + v, lower=False)
 
-    def _apart(self, joined: TensorVariable) -> dict[Variable, TensorVariable]:
-        """Parts of a vector by effect of the joint block."""
-        stops = np.cumsum([0, *map(_size, self.joint)]).tolist()
-        return {
-            each.variable: joined[start:stop].reshape(_shape(each))
-            for each, (start, stop) in zip(self.joint, pairwise(stops), strict=True)
-        }
+    def _of_block(self, z: TensorVariable) -> dict[Variable, TensorVariable]:
+        """C S z for each effect beside the joint block."""
+        return _parts(self.beside, pt.dot(self._common, self._scales * z)) if self.beside else {}
 
     @cached_property
     def _numbers(self) -> dict[Effect, np.ndarray]:
@@ -271,11 +275,16 @@ class EffectCoordinates:
         return np.concatenate([self._numbers[each].ravel() for each in self.joint])
 
     @property
+    def _places_beside(self) -> np.ndarray:
+        """Coordinates of the effects beside it."""
+        parts = [self._numbers[each].ravel() for each in self.beside]
+        return np.concatenate([np.zeros(0, dtype=int), *parts])
+
+    @property
     def apart(self) -> np.ndarray:
         """Whether each coordinate is one of an effect beside the joint block, shape (d,)."""
         found = np.zeros(self.layout.dimension, dtype=bool)
-        for each, numbers in self._numbers.items():
-            found[numbers] = each not in self.joint
+        found[self._places_beside] = True
         return found
 
     @property
@@ -304,13 +313,23 @@ class EffectCoordinates:
         information = np.maximum(given, 0.0) / scales**2
         if not self.joint:
             return self.informed(position, Diagonal(information))
-        dense, places = np.diag(information), self._places
+        dense, places, beside = np.diag(information), self._places, self._places_beside
         products, unit = np.outer(scales[places], scales[places]), np.eye(len(places))
         root = linalg.cholesky(unit + products * self._information.get_value(), lower=True)
-        given = root @ self._of_joint(precision) @ root.T - unit
+        of_joint, regression = self._of_joint(precision)
+        given = root @ of_joint @ root.T - unit
         # The rows say nothing that is negative.
         sizes, vectors = linalg.eigh(given)
         dense[np.ix_(places, places)] = (vectors * np.maximum(sizes, 0.0)) @ vectors.T / products
+        s, before = (
+            scales[beside, None],
+            1 + (scales**2 * self._joined("information"))[beside, None],
+        )
+        # Minus the coefficients of z of the effects in a regression on z of the block.
+        slopes = s / before * self._common.get_value() * scales[places]
+        slopes += regression @ root.T / np.sqrt(before)
+        common = (1 / s + s * information[beside, None]) * slopes / scales[places]
+        dense[np.ix_(beside, places)], dense[np.ix_(places, beside)] = common, common.T
         return self.informed(position, Dense(dense))
 
     def informed(self, position: np.ndarray, information: Matrix) -> np.ndarray:
@@ -326,20 +345,23 @@ class EffectCoordinates:
         scales, z = self._scales_and_standardised(position)
         score = z * (1 + scales**2 * information.diagonal()) / scales
         if self.joint:
-            places = self._places
-            block = information.dense()[np.ix_(places, places)]
-            score[places] = z[places] / scales[places] + block @ (scales * z)[places]
+            places, beside, dense = self._places, self._places_beside, information.dense()
+            of_block = dense[:, places] @ (scales * z)[places]
+            score[places] = z[places] / scales[places] + of_block[places]
+            score[beside] += of_block[beside]
         self.restore(information, score)
         return self.to_coordinates(values)
 
     @property
     def known(self) -> tuple[Matrix, np.ndarray]:
-        """W, or w where there is no joint block, and c, as `restore` takes them."""
+        """W with C and w, or w where there is no joint block, and c, as `restore` takes them."""
         information, score = self._joined("information"), self._joined("score")
         if not self.joint:
             return Diagonal(information), score
-        dense, places = np.diag(information), self._places
+        dense, places, beside = np.diag(information), self._places, self._places_beside
         dense[np.ix_(places, places)] = self._information.get_value()
+        common = self._common.get_value()
+        dense[np.ix_(beside, places)], dense[np.ix_(places, beside)] = common, common.T
         score[places] = self._score.get_value()
         return Dense(dense), score
 
@@ -348,18 +370,23 @@ class EffectCoordinates:
         self._set("information", information.diagonal())
         self._set("score", score)
         if self.joint:
-            block = information.dense()[np.ix_(self._places, self._places)]
-            self._information.set_value(block)
+            of_block = information.dense()[:, self._places]
+            self._information.set_value(of_block[self._places])
+            self._common.set_value(of_block[self._places_beside])
             self._score.set_value(score[self._places])
 
-    def _of_joint(self, precision: Matrix | sparse.csr_array) -> np.ndarray:
-        """The precision of the joint block where the effects beside it may be any."""
+    def _of_joint(self, precision: Matrix | sparse.csr_array) -> tuple[np.ndarray, np.ndarray]:
+        """The precision of the joint block where the effects beside it may be any.
+
+        With it come minus the coefficients of a regression of these on the block.
+        """
         whole = sparse.csc_array(precision.dense() if isinstance(precision, Matrix) else precision)
-        rows, apart = whole[self._places], np.flatnonzero(self.apart)
+        rows, apart = whole[self._places], self._places_beside
         of_block, beside = rows[:, self._places].toarray(), rows[:, apart].toarray()
         if not len(apart):
-            return of_block
-        return of_block - beside @ splu(whole[apart][:, apart].tocsc()).solve(beside.T)
+            return of_block, beside.T
+        regression = splu(whole[apart][:, apart].tocsc()).solve(beside.T)
+        return of_block - beside @ regression, regression
 
     def _joined(self, name: str) -> np.ndarray:
         joined = np.zeros(self.layout.dimension)
@@ -405,9 +432,8 @@ class EffectCoordinates:
         parts, width = [], np.cbrt(eps)
         # It is mostly a function of one entry of a variable or column, and linear in effects beside
         # the joint block: numbers of their own show of which, and random ones whether that is so.
-        columns = [(column, 1.0) for column in self.columns] + [
-            (column, width) for column in others
-        ]
+        beside = [column for column in self.columns if self.apart[column].all()]
+        columns = [(each, 1.0) for each in beside] + [(each, width) for each in others]
         for column, size in columns:
             random = np.random.default_rng(1964).uniform(1, 2, size=len(column))
             shifts = np.zeros((3, d))
@@ -517,14 +543,14 @@ class EffectCoordinates:
     @property
     def _coordinates(self) -> TensorVariable:
         """v of the value variables."""
-        moved = {
-            each.variable: each.coordinates_of(each.of_value)
-            for each in self.effects
-            if each not in self.joint
-        }
+        moved, of_block = {}, {}
         if self.joint:
             z = pt.concatenate([each.of_value.ravel() for each in self.joint])
-            moved |= self._apart(pt.dot(self._root.T, z) - self._shift)
+            moved = _parts(self.joint, pt.dot(self._root.T, z) - self._shift)
+            of_block = self._of_block(z)
+        for each in self.beside:
+            x = each.variable
+            moved[x] = each.coordinates_of(each.of_value, of_block.get(x, 0.0))
         return self._of_effects(moved, lambda variable: variable)
 
     @cached_property
@@ -615,6 +641,15 @@ def find_effects(
             forms.append(effect(location, factor, axis, True, is_known, whole))
         found += list(islice(filter(uses.hold, forms), 1))
     return found
+
+
+def _parts(effects: Sequence[Effect], joined: TensorVariable) -> dict[Variable, TensorVariable]:
+    """Parts of a vector by effect."""
+    stops = np.cumsum([0, *map(_size, effects)]).tolist()
+    return {
+        each.variable: joined[start:stop].reshape(_shape(each))
+        for each, (start, stop) in zip(effects, pairwise(stops), strict=True)
+    }
 
 
 def _size(effect: Effect) -> int:

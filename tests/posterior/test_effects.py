@@ -168,6 +168,30 @@ def test_crossed_effects_are_independent_of_their_scales(rng):
     assert np.abs(plain.gradient(own.coordinates.to_values(positions[0]))[2:]).max() > 0.1
 
 
+def test_effects_beside_a_joint_block_follow_it(rng):
+    """Given their own scale they and the block are one normal vector, whatever its scales are."""
+    levels, few = np.repeat(np.arange(40), 5), rng.integers(3, size=200)
+    share, y = rng.normal(size=40), rng.normal(size=200)
+    with pm.Model() as model:
+        scales = pm.HalfNormal("scales", shape=2)
+        mean, slope = pm.Normal("mean", 1, 3), pm.Normal("slope", 0, 2)
+        z = pm.Normal("z", shape=3)
+        u = pm.Normal("u", mean + slope * share, scales[1], shape=40)
+        pm.Normal("y", (scales[0] * z)[few] + u[levels], 0.5, observed=y)
+    own = Posterior(model, standardizes=True)
+    assert [each.variable.name for each in own.coordinates.joint] == ["mean", "slope", "z"]
+    start = own.coordinates.to_coordinates(rng.normal(size=47) / 3)
+    for _ in range(2):
+        start = start_of_effects(own, start)
+        start = own.coordinates.adapted(start, Dense(hessian(own, start)))
+    for size in (1e-3, 0.5, 30.0):
+        of_effects = rng.normal(size=(3, 45))
+        positions = np.concatenate([np.tile(start[:2], (3, 1)), of_effects], axis=1)
+        positions[:, 0] = np.log(size)
+        gradients = np.array([own.gradient(each) for each in positions])
+        np.testing.assert_allclose(gradients[:, 2:], -of_effects, atol=1e-4)
+
+
 def hessian(posterior, position):
     steps = 1e-5 * np.eye(len(position))
     ahead, behind = (
@@ -300,6 +324,15 @@ def test_density_has_the_jacobian(pair, rng):
         difference = own.log_density_and_gradient(position)[0] - log_determinant
         differences.append(difference - plain.log_density_and_gradient(values)[0])
     np.testing.assert_allclose(differences, 0, atol=1e-7)
+
+
+def test_derivatives_of_the_position_of_the_rows(pair, rng):
+    own = pair[1].coordinates
+    (position,), width = away(pair[1], rng, 1), 1e-5
+    shifts = width * np.eye(len(position))
+    differences = own.to_rows(position + shifts) - own.to_rows(position - shifts)
+    found = own.jacobian(position).toarray()
+    np.testing.assert_allclose(found, differences.T / (2 * width), atol=1e-6)
 
 
 def test_gradients_of_the_variables(pair, rng):
