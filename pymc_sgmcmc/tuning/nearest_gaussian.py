@@ -28,6 +28,7 @@ from pymc_sgmcmc.tuning.gaussian import (
     LARGEST_SHIFT,
     MOST_ITERATIONS,
     MOST_UNLIKE_GAUSSIAN,
+    NONE,
     PAIRS_ALONG_COORDINATES,
     Mismatch,
     MismatchAlongCoordinates,
@@ -104,9 +105,9 @@ def nearest_gaussian(
     collapsed = collapsed_coordinates(posterior, subsample, mode, start)
     could_be_near = not (collapsed or mode.curvature.is_flat)
     if could_be_near and _may_be_guide(posterior, subsample, judge, mode):
-        misfit = mismatch_at(judge, mode)
-        if is_guide(misfit):
-            return _with_surroundings(judge, replace(mode, misfit=misfit))
+        mode = replace(mode, misfit=mismatch_at(judge, mode))
+        if is_guide(mode.misfit):
+            return _with_surroundings(judge, mode)
     with np.errstate(all="ignore"):
         found, near = _nearest(posterior, judge, mode, start, scale, subsample, large)
     if not near:
@@ -169,13 +170,15 @@ def _nearest(
             and response(posterior, center) <= MOST_UNLIKE_GAUSSIAN**2
         )
 
+    if mode.misfit is NONE:
+        mode = replace(mode, misfit=mismatch_at(judge, mode))
     around = _around_mode(posterior, judge, mode, large)
     if around is not None and is_near(*around):
         return around[0], True
     # As many rows as so many steps take in a bounded time.
     evaluations = STEPS_AROUND_CENTER * 2 * max(FEWEST_PAIRS, posterior.dimension)
     more = Subsample(posterior, evaluations, 2 * SUBSAMPLE_OPERATIONS)
-    far = [replace(mode, misfit=mismatch_at(judge, mode))]
+    far = [mode]
     begins = [(mode.position, mode.curvature.conditional_deviations), (start, scale)]
     if collapsed(mode):
         begins = begins[1:]  # A search that begins at a scale of zero hardly leaves it.
@@ -212,10 +215,11 @@ def _around_mode(
     """Centre of the Gaussian that a search from the mode finds, and the log density around it.
 
     The mean of a regression with many predictors lies a few standard deviations from the mode,
-    where control variates of second order at the mode still hold, and few rows are enough. It is
-    None without these, and where the search does not end within some steps.
+    where control variates of second order at the mode still hold, and few rows are enough. So is
+    that of a posterior which is a little skewed, over whose Gaussian at the mode the curvature is
+    that of the mode. It is None for others, and where the search does not end within some steps.
     """
-    if judge.excess is None:
+    if judge.excess is None and not is_guide(mode.misfit, np.inf):
         return None
     with suppress(ValueError, linalg.LinAlgError):
         root = mode.curvature.root.dense()
