@@ -22,7 +22,9 @@ In short positions the levels of factors with few levels, and the coefficients b
 joint block: with the matrix W of what the rows say of all of them together, and their scales S,
 :math:`I + S W S = L L^\top` and :math:`z = L^{-\top} (L^{-1} S c + v)`. The rows of such factors
 say much of differences between levels and little of their mean, which the intercept may have as
-well, and the levels of one factor are sums of those of another.
+well, and the levels of one factor are sums of those of another. Effects of many levels that rows
+select by the same index, such as an intercept and a slope of each group, are a block for each
+level: its records say much of a sum of both, and far less of each where the other one is not known.
 
 Several coefficients of a level have :math:`u_g = m + L z_g` with a lower triangular L. Each is
 treated as above with its element of the diagonal of L for s. What their correlations add is left to
@@ -113,6 +115,8 @@ class Effect:
         Whether rows depend on more than the entries that they select, as on coefficients.
     information, score : SharedVariable
         w and c, of the shape of x.
+    index : frozenset of Variable
+        What rows select its levels by.
     products : tuple of pairs of TensorVariable
         Products of x with its factor in the log likelihood of rows, and what stands there for them
         where x is seen as a product already.
@@ -127,6 +131,7 @@ class Effect:
     is_whole: bool
     information: SharedVariable
     score: SharedVariable
+    index: frozenset[Variable] = frozenset()
     products: tuple[tuple[Variable, Variable], ...] = ()
 
     @property
@@ -174,6 +179,78 @@ class Effect:
         return z.T if self.axis else z
 
 
+class LevelBlocks:
+    """Effects of the same levels, which are standardised together for each level.
+
+    The Cholesky factors of k effects are written out as functions of vectors over the levels.
+
+    Parameters
+    ----------
+    effects : sequence of Effect
+        k effects of vectors of the same length.
+
+    Attributes
+    ----------
+    information, score : SharedVariable
+        W and c of each level, of shape (levels, k, k) and (levels, k).
+    """
+
+    def __init__(self, effects: Sequence[Effect]):
+        self.effects, (levels,) = tuple(effects), _shape(effects[0])
+        count, dtype = len(self.effects), self.effects[0].variable.dtype
+        self.information = pytensor.shared(np.zeros((levels, count, count), dtype), "information")
+        self.score = pytensor.shared(np.zeros((levels, count), dtype), "score")
+
+    @cached_property
+    def _root(self) -> list[list[TensorVariable]]:
+        """The elements of L of I + S W S = L Lᵀ."""
+        scales = [each.scale for each in self.effects]
+        rows: list[list[TensorVariable]] = []
+        for i, scale in enumerate(scales):
+            row: list[TensorVariable] = []
+            for j in range(i + 1):
+                known = float(i == j) + scale * self.information[:, i, j] * scales[j]
+                other = row if i == j else rows[j]
+                rest = known - sum(a * b for a, b in zip(row[:j], other[:j], strict=True))
+                row.append(pt.sqrt(rest) if i == j else rest / other[j])
+            rows.append(row)
+        return rows
+
+    @property
+    def _shift(self) -> list[TensorVariable]:
+        """L⁻¹ S c."""
+        shift: list[TensorVariable] = []
+        for i, (each, row) in enumerate(zip(self.effects, self._root, strict=True)):
+            rest = each.scale * self.score[:, i]
+            rest -= sum(a * b for a, b in zip(row[:i], shift, strict=True))
+            shift.append(rest / row[i])
+        return shift
+
+    @property
+    def standardised(self) -> dict[Variable, TensorVariable]:
+        """z of v."""
+        root, size = self._root, len(self.effects)
+        moved = [s + each.variable for s, each in zip(self._shift, self.effects, strict=True)]
+        z: dict[int, TensorVariable] = {}
+        for i in reversed(range(size)):
+            z[i] = (moved[i] - sum(root[j][i] * z[j] for j in range(i + 1, size))) / root[i][i]
+        return {each.variable: z[i] for i, each in enumerate(self.effects)}
+
+    @property
+    def coordinates(self) -> dict[Variable, TensorVariable]:
+        """v of the value variables."""
+        root, z = self._root, [each.of_value for each in self.effects]
+        return {
+            each.variable: sum(root[j][i] * z[j] for j in range(i, len(z))) - self._shift[i]
+            for i, each in enumerate(self.effects)
+        }
+
+    @property
+    def log_jacobian(self) -> TensorVariable:
+        """The logarithm of the determinant of z as a function of v."""
+        return -sum(pt.log(row[-1]).sum() for row in self._root)
+
+
 class EffectCoordinates:
     """The map from the coordinates of a chain to the position of the rows and to value variables.
 
@@ -184,10 +261,11 @@ class EffectCoordinates:
         In the order of the model, so that each depends on earlier ones only.
     most_joint : int
         The joint block has at most this many coordinates. Long positions have none, since what the
-        rows say of it depends on the effects beside it.
+        rows say of it depends on the effects beside it, and no blocks of levels.
 
     Attributes
     ----------
+    blocks : list of LevelBlocks
     replacements, of_rows : dict
         Value variables, and the position of the rows, of those of them that differ from v.
     log_jacobian : TensorVariable
@@ -203,6 +281,8 @@ class EffectCoordinates:
         self.layout = layout
         self.effects = tuple(each for each in effects if each in joint or not each.is_whole)
         self.joint = tuple(each for each in self.effects if each in joint)
+        is_short = layout.dimension <= DENSE_DIMENSION
+        self.blocks = _level_blocks(self.effects, joint) if is_short else []
         count = sum(map(_size, self.joint))
         # Single precision would lose the root where rows say a million times what the prior says.
         self._information = pytensor.shared(np.zeros((count, count)), "information")
@@ -211,12 +291,15 @@ class EffectCoordinates:
         self.of_rows: dict[Variable, TensorVariable] = {}
         together = self._apart(self._standardised) if joint else {}
         of_effects: list[TensorVariable] = [pt.zeros((), dtype=layout.dtype)]
+        for block in self.blocks:
+            together |= block.standardised
+            of_effects.append(block.log_jacobian)
         if joint:
             of_effects.append(-pt.log(pt.diagonal(self._root)).sum())
         for each in self.effects:
             x = each.variable
-            z = together[x] if each in joint else each.standardised(x)
-            if each not in joint:
+            z = together[x] if x in together else each.standardised(x)
+            if x not in together:
                 of_effects.append(-0.5 * pt.log(each.precision).sum())
             if each.is_centered:
                 of_effects.append(pt.log(each.scale).sum())
@@ -302,15 +385,19 @@ class EffectCoordinates:
         scales, _ = self._scales_and_standardised(position)
         given = (1 + scales**2 * self._joined("information")) * precision.diagonal() - 1
         information = np.maximum(given, 0.0) / scales**2
-        if not self.joint:
+        if not (self.joint or self.blocks):
             return self.informed(position, Diagonal(information))
-        dense, places = np.diag(information), self._places
-        products, unit = np.outer(scales[places], scales[places]), np.eye(len(places))
-        root = linalg.cholesky(unit + products * self._information.get_value(), lower=True)
-        given = root @ self._of_joint(precision) @ root.T - unit
-        # The rows say nothing that is negative.
-        sizes, vectors = linalg.eigh(given)
-        dense[np.ix_(places, places)] = (vectors * np.maximum(sizes, 0.0)) @ vectors.T / products
+        dense, known = np.diag(information), self.known[0].dense()
+        for places, of_block in self._together(precision):
+            elements = places[:, :, None], places[:, None, :]
+            products = scales[elements[0]] * scales[elements[1]]
+            unit = np.eye(places.shape[1])
+            root = np.linalg.cholesky(unit + products * known[elements])
+            given = root @ of_block @ root.mT - unit
+            # The rows say nothing that is negative.
+            sizes, vectors = np.linalg.eigh(given)
+            sizes = np.maximum(sizes, 0.0)[:, None, :]
+            dense[elements] = (vectors * sizes) @ vectors.mT / products
         return self.informed(position, Dense(dense))
 
     def informed(self, position: np.ndarray, information: Matrix) -> np.ndarray:
@@ -325,10 +412,10 @@ class EffectCoordinates:
         values = self.to_values(position)
         scales, z = self._scales_and_standardised(position)
         score = z * (1 + scales**2 * information.diagonal()) / scales
-        if self.joint:
-            places = self._places
-            block = information.dense()[np.ix_(places, places)]
-            score[places] = z[places] / scales[places] + block @ (scales * z)[places]
+        for places in self._places_together:
+            block = information.dense()[places[:, :, None], places[:, None, :]]
+            of_block = np.einsum("nij,nj->ni", block, (scales * z)[places])
+            score[places] = z[places] / scales[places] + of_block
         self.restore(information, score)
         return self.to_coordinates(values)
 
@@ -336,21 +423,51 @@ class EffectCoordinates:
     def known(self) -> tuple[Matrix, np.ndarray]:
         """W, or w where there is no joint block, and c, as `restore` takes them."""
         information, score = self._joined("information"), self._joined("score")
-        if not self.joint:
+        if not (self.joint or self.blocks):
             return Diagonal(information), score
-        dense, places = np.diag(information), self._places
-        dense[np.ix_(places, places)] = self._information.get_value()
-        score[places] = self._score.get_value()
+        dense = np.diag(information)
+        for places, (of_block, of_score) in zip(
+            self._places_together, self._known_together, strict=True
+        ):
+            dense[places[:, :, None], places[:, None, :]] = of_block.get_value()
+            score[places] = of_score.get_value()
         return Dense(dense), score
 
     def restore(self, information: Matrix, score: np.ndarray) -> None:
         """Take what was `known` of effects."""
         self._set("information", information.diagonal())
         self._set("score", score)
-        if self.joint:
-            block = information.dense()[np.ix_(self._places, self._places)]
-            self._information.set_value(block)
-            self._score.set_value(score[self._places])
+        for places, (of_block, of_score) in zip(
+            self._places_together, self._known_together, strict=True
+        ):
+            dense = information.dense()[places[:, :, None], places[:, None, :]]
+            of_block.set_value(dense.reshape(of_block.get_value(borrow=True).shape))
+            of_score.set_value(score[places].reshape(of_score.get_value(borrow=True).shape))
+
+    @property
+    def _places_together(self) -> list[np.ndarray]:
+        """Coordinates that are standardised together, shape (blocks, size): all joint ones first."""
+        found = [self._places[None]] if self.joint else []
+        for block in self.blocks:
+            found.append(np.stack([self._numbers[each].ravel() for each in block.effects], axis=1))
+        return found
+
+    @property
+    def _known_together(self) -> list[tuple[SharedVariable, SharedVariable]]:
+        """W and c of these."""
+        found = [(self._information, self._score)] if self.joint else []
+        return found + [(each.information, each.score) for each in self.blocks]
+
+    def _together(
+        self, precision: Matrix | sparse.csr_array
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Coordinates that are standardised together, and their precision."""
+        dense = precision.dense() if isinstance(precision, Matrix) else precision.toarray()
+        for number, places in enumerate(self._places_together):
+            if self.joint and not number:
+                yield places, self._of_joint(precision)[None]
+            else:
+                yield places, dense[places[:, :, None], places[:, None, :]]
 
     def _of_joint(self, precision: Matrix | sparse.csr_array) -> np.ndarray:
         """The precision of the joint block where the effects beside it may be any."""
@@ -522,6 +639,8 @@ class EffectCoordinates:
             for each in self.effects
             if each not in self.joint
         }
+        for block in self.blocks:
+            moved |= block.coordinates
         if self.joint:
             z = pt.concatenate([each.of_value.ravel() for each in self.joint])
             moved |= self._apart(pt.dot(self._root.T, z) - self._shift)
@@ -600,7 +719,9 @@ def find_effects(
             pytensor.shared(np.zeros(shape, dtype=layout.dtype), f"{value.name}_{name}")
             for name in ("information", "score")
         )
-        effect = partial(Effect, value, information=information, score=score)
+        effect = partial(
+            Effect, value, information=information, score=score, index=uses.index_of(value)
+        )
         zero = pt.zeros((), dtype=layout.dtype)
         location, factor, axis = normal_prior(variable, value, model)
         is_known = factor is not None and not uses.depends(factor)
@@ -635,6 +756,15 @@ def _joint_block(effects: Sequence[Effect], most: int) -> list[Effect]:
             joint.append(each)
             most -= _size(each)
     return [] if all(each.is_known for each in joint) else joint
+
+
+def _level_blocks(effects: Sequence[Effect], joint: Sequence[Effect]) -> list[LevelBlocks]:
+    """Vectors of effects beside the joint block that rows select by the same index."""
+    by_index: dict[tuple[frozenset[Variable], tuple[int, ...]], list[Effect]] = {}
+    for each in effects:
+        if each not in joint and len(each.index) == 1 and len(_shape(each)) == 1:
+            by_index.setdefault((each.index, _shape(each)), []).append(each)
+    return [LevelBlocks(each) for each in by_index.values() if len(each) > 1]
 
 
 def normal_prior(
@@ -725,6 +855,17 @@ class _Uses:
             if each.of.isdisjoint(rows) and reading.of(each.node.inputs[1:]) & reading.rows
         )
         self.whole = reading.of(terms).difference(*of_entries)
+
+    def index_of(self, value: TensorVariable) -> frozenset[Variable]:
+        """What rows select entries of a variable by."""
+        reading = self._reading
+        return frozenset().union(
+            *(
+                reading.of(each.node.inputs[1:]) & reading.rows
+                for each in reading.indexings
+                if value in each.of
+            )
+        )
 
     def depends(self, graph: Variable) -> bool:
         """Whether a graph depends on value variables."""
