@@ -67,7 +67,7 @@ from pytensor.tensor.elemwise import DimShuffle
 from pytensor.tensor.random.basic import LogNormalRV, MvNormalRV, NormalRV, StudentTRV
 from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.variable import TensorVariable
-from scipy import linalg, sparse
+from scipy import sparse
 from scipy.sparse.linalg import splu
 
 from pymc_sgmcmc.compiling.compiled import (
@@ -446,7 +446,7 @@ class EffectCoordinates:
 
     @property
     def _places_together(self) -> list[np.ndarray]:
-        """Coordinates that are standardised together, shape (blocks, size): all joint ones first."""
+        """Coordinates that are standardised together, (blocks, size), the joint ones first."""
         found = [self._places[None]] if self.joint else []
         for block in self.blocks:
             found.append(np.stack([self._numbers[each].ravel() for each in block.effects], axis=1))
