@@ -22,10 +22,12 @@ In short positions the levels of factors with few levels, and the coefficients b
 joint block: with the matrix W of what the rows say of all of them together, and their scales S,
 :math:`I + S W S = L L^\top` and :math:`z = L^{-\top} (L^{-1} S c + v)`. The rows of such factors
 say much of differences between levels and little of their mean, which the intercept may have as
-well, and the levels of one factor are sums of those of another. What the rows say of an effect
-beside the block depends on the block: its c has :math:`- C_g S z` of the block added. Else a small
-change of a scale in the block, which turns L, would change what rows with this level see by many
-standard deviations.
+well, and the levels of one factor are sums of those of another. Effects of many levels that rows
+select by the same index, such as an intercept and a slope of each group, are a block for each
+level: its records say much of a sum of both, and far less of each where the other one is not known.
+What the rows say of an effect beside the joint block depends on the block: its c has
+:math:`- C_g S z` of the block added. Else a small change of a scale in the block, which turns L,
+would change what rows with this level see by many standard deviations.
 
 Several coefficients of a level have :math:`u_g = m + L z_g` with a lower triangular L. Each is
 treated as above with its element of the diagonal of L for s. What their correlations add is left to
@@ -116,6 +118,8 @@ class Effect:
         Whether rows depend on more than the entries that they select, as on coefficients.
     information, score : SharedVariable
         w and c, of the shape of x.
+    index : frozenset of Variable
+        What rows select its levels by.
     products : tuple of pairs of TensorVariable
         Products of x with its factor in the log likelihood of rows, and what stands there for them
         where x is seen as a product already.
@@ -130,6 +134,7 @@ class Effect:
     is_whole: bool
     information: SharedVariable
     score: SharedVariable
+    index: frozenset[Variable] = frozenset()
     products: tuple[tuple[Variable, Variable], ...] = ()
 
     @property
@@ -177,6 +182,81 @@ class Effect:
         return z.T if self.axis else z
 
 
+class LevelBlocks:
+    """Effects of the same levels, which are standardised together for each level.
+
+    The Cholesky factors of k effects are written out as functions of vectors over the levels.
+
+    Parameters
+    ----------
+    effects : sequence of Effect
+        k effects of vectors of the same length.
+
+    Attributes
+    ----------
+    information, score : SharedVariable
+        W and c of each level, of shape (levels, k, k) and (levels, k).
+    """
+
+    def __init__(self, effects: Sequence[Effect]):
+        self.effects, (levels,) = tuple(effects), _shape(effects[0])
+        count, dtype = len(self.effects), self.effects[0].variable.dtype
+        self.information = pytensor.shared(np.zeros((levels, count, count), dtype), "information")
+        self.score = pytensor.shared(np.zeros((levels, count), dtype), "score")
+
+    @cached_property
+    def _root(self) -> list[list[TensorVariable]]:
+        """The elements of L of I + S W S = L Lᵀ."""
+        scales = [each.scale for each in self.effects]
+        rows: list[list[TensorVariable]] = []
+        for i, scale in enumerate(scales):
+            row: list[TensorVariable] = []
+            for j in range(i + 1):
+                known = float(i == j) + scale * self.information[:, i, j] * scales[j]
+                other = row if i == j else rows[j]
+                rest = known - sum(a * b for a, b in zip(row[:j], other[:j], strict=True))
+                row.append(pt.sqrt(rest) if i == j else rest / other[j])
+            rows.append(row)
+        return rows
+
+    def _shift(self, of_block: Mapping[Variable, TensorVariable]) -> list[TensorVariable]:
+        """L⁻¹ S c, where the joint block has a part of c."""
+        shift: list[TensorVariable] = []
+        for i, (each, row) in enumerate(zip(self.effects, self._root, strict=True)):
+            rest = each.scale * (self.score[:, i] - of_block.get(each.variable, 0.0))
+            rest -= sum(a * b for a, b in zip(row[:i], shift, strict=True))
+            shift.append(rest / row[i])
+        return shift
+
+    def standardised(
+        self, of_block: Mapping[Variable, TensorVariable]
+    ) -> dict[Variable, TensorVariable]:
+        """z of v, where the joint block has a part of the score."""
+        root, size = self._root, len(self.effects)
+        shift = self._shift(of_block)
+        moved = [s + each.variable for s, each in zip(shift, self.effects, strict=True)]
+        z: dict[int, TensorVariable] = {}
+        for i in reversed(range(size)):
+            z[i] = (moved[i] - sum(root[j][i] * z[j] for j in range(i + 1, size))) / root[i][i]
+        return {each.variable: z[i] for i, each in enumerate(self.effects)}
+
+    def coordinates(
+        self, of_block: Mapping[Variable, TensorVariable]
+    ) -> dict[Variable, TensorVariable]:
+        """v of the value variables, where the joint block has a part of the score."""
+        root, z = self._root, [each.of_value for each in self.effects]
+        shift = self._shift(of_block)
+        return {
+            each.variable: sum(root[j][i] * z[j] for j in range(i, len(z))) - shift[i]
+            for i, each in enumerate(self.effects)
+        }
+
+    @property
+    def log_jacobian(self) -> TensorVariable:
+        """The logarithm of the determinant of z as a function of v."""
+        return -sum(pt.log(row[-1]).sum() for row in self._root)
+
+
 class EffectCoordinates:
     """The map from the coordinates of a chain to the position of the rows and to value variables.
 
@@ -187,10 +267,11 @@ class EffectCoordinates:
         In the order of the model, so that each depends on earlier ones only.
     most_joint : int
         The joint block has at most this many coordinates. Long positions have none, since what the
-        rows say of it depends on the effects beside it.
+        rows say of it depends on the effects beside it, and no blocks of levels.
 
     Attributes
     ----------
+    blocks : list of LevelBlocks
     replacements, of_rows : dict
         Value variables, and the position of the rows, of those of them that differ from v.
     log_jacobian : TensorVariable
@@ -207,6 +288,8 @@ class EffectCoordinates:
         self.effects = tuple(each for each in effects if each in joint or not each.is_whole)
         self.joint = tuple(each for each in self.effects if each in joint)
         self.beside = tuple(each for each in self.effects if each not in joint)
+        is_short = layout.dimension <= DENSE_DIMENSION
+        self.blocks = _level_blocks(self.effects, joint) if is_short else []
         count, others = (sum(map(_size, part)) for part in (self.joint, self.beside))
         # Single precision would lose the root where rows say a million times what the prior says.
         self._information = pytensor.shared(np.zeros((count, count)), "information")
@@ -219,12 +302,15 @@ class EffectCoordinates:
             together = _parts(self.joint, self._standardised)
             of_block = self._of_block(self._standardised)
         of_effects: list[TensorVariable] = [pt.zeros((), dtype=layout.dtype)]
+        for block in self.blocks:
+            together |= block.standardised(of_block)
+            of_effects.append(block.log_jacobian)
         if joint:
             of_effects.append(-pt.log(pt.diagonal(self._root)).sum())
         for each in self.effects:
             x = each.variable
-            z = together[x] if each in joint else each.standardised(x, of_block.get(x, 0.0))
-            if each not in joint:
+            z = together[x] if x in together else each.standardised(x, of_block.get(x, 0.0))
+            if x not in together:
                 of_effects.append(-0.5 * pt.log(each.precision).sum())
             if each.is_centered:
                 of_effects.append(pt.log(each.scale).sum())
@@ -272,12 +358,15 @@ class EffectCoordinates:
     @property
     def _places(self) -> np.ndarray:
         """Coordinates of the joint block."""
-        return np.concatenate([self._numbers[each].ravel() for each in self.joint])
+        return self._numbers_of(self.joint)
 
     @property
     def _places_beside(self) -> np.ndarray:
         """Coordinates of the effects beside it."""
-        parts = [self._numbers[each].ravel() for each in self.beside]
+        return self._numbers_of(self.beside)
+
+    def _numbers_of(self, effects: Sequence[Effect]) -> np.ndarray:
+        parts = [self._numbers[each].ravel() for each in effects]
         return np.concatenate([np.zeros(0, dtype=int), *parts])
 
     @property
@@ -311,26 +400,57 @@ class EffectCoordinates:
         scales, _ = self._scales_and_standardised(position)
         given = (1 + scales**2 * self._joined("information")) * precision.diagonal() - 1
         information = np.maximum(given, 0.0) / scales**2
-        if not self.joint:
+        if not (self.joint or self.blocks):
             return self.informed(position, Diagonal(information))
-        dense, places, beside = np.diag(information), self._places, self._places_beside
-        products, unit = np.outer(scales[places], scales[places]), np.eye(len(places))
-        root = linalg.cholesky(unit + products * self._information.get_value(), lower=True)
-        of_joint, regression = self._of_joint(precision)
-        given = root @ of_joint @ root.T - unit
-        # The rows say nothing that is negative.
-        sizes, vectors = linalg.eigh(given)
-        dense[np.ix_(places, places)] = (vectors * np.maximum(sizes, 0.0)) @ vectors.T / products
-        s, before = (
-            scales[beside, None],
-            1 + (scales**2 * self._joined("information"))[beside, None],
-        )
-        # Minus the coefficients of z of the effects in a regression on z of the block.
-        slopes = s / before * self._common.get_value() * scales[places]
-        slopes += regression @ root.T / np.sqrt(before)
-        common = (1 / s + s * information[beside, None]) * slopes / scales[places]
-        dense[np.ix_(beside, places)], dense[np.ix_(places, beside)] = common, common.T
+        dense, known = np.diag(information), self.known[0].dense()
+        for places, of_block in self._together(precision):
+            elements = places[:, :, None], places[:, None, :]
+            products = scales[elements[0]] * scales[elements[1]]
+            unit = np.eye(places.shape[1])
+            root = np.linalg.cholesky(unit + products * known[elements])
+            given = root @ of_block @ root.mT - unit
+            # The rows say nothing that is negative.
+            sizes, vectors = np.linalg.eigh(given)
+            sizes = np.maximum(sizes, 0.0)[:, None, :]
+            dense[elements] = (vectors * sizes) @ vectors.mT / products
+        if self.joint and self.beside:
+            common = self._common_of(scales, known, dense, precision)
+            places, beside = self._places, self._places_beside
+            dense[np.ix_(beside, places)], dense[np.ix_(places, beside)] = common, common.T
         return self.informed(position, Dense(dense))
+
+    def _common_of(
+        self,
+        scales: np.ndarray,
+        before: np.ndarray,
+        after: np.ndarray,
+        precision: Matrix | sparse.csr_array,
+    ) -> np.ndarray:
+        """C with which the effects beside the joint block do not depend on it.
+
+        Parameters
+        ----------
+        scales : numpy.ndarray, shape (d,)
+        before, after : numpy.ndarray, shape (d, d)
+            W in the coordinates of the precision, and in those that follow.
+        precision : Matrix or sparse array, shape (d, d)
+        """
+        places, beside = self._places, self._places_beside
+        of_block, s = scales[places], scales[beside]
+
+        def of_z(known: np.ndarray, index: np.ndarray) -> np.ndarray:
+            """I + S W S."""
+            products = np.outer(scales[index], scales[index])
+            return np.eye(len(index)) + products * known[np.ix_(index, index)]
+
+        # Minus the coefficients of z of the effects in a regression on z of the block.
+        root = np.linalg.cholesky(of_z(before, beside))
+        slopes = self._of_joint(precision)[1] @ np.linalg.cholesky(of_z(before, places)).T
+        slopes += linalg.solve_triangular(
+            root, s[:, None] * self._common.get_value() * of_block, lower=True
+        )
+        slopes = linalg.solve_triangular(root.T, slopes, lower=False)
+        return of_z(after, beside) @ slopes / np.outer(s, of_block)
 
     def informed(self, position: np.ndarray, information: Matrix) -> np.ndarray:
         """Take what rows say of effects in their own terms, and give the values as `adapted`.
@@ -344,36 +464,71 @@ class EffectCoordinates:
         values = self.to_values(position)
         scales, z = self._scales_and_standardised(position)
         score = z * (1 + scales**2 * information.diagonal()) / scales
-        if self.joint:
-            places, beside, dense = self._places, self._places_beside, information.dense()
-            of_block = dense[:, places] @ (scales * z)[places]
-            score[places] = z[places] / scales[places] + of_block[places]
-            score[beside] += of_block[beside]
+        for places in self._places_together:
+            block = information.dense()[places[:, :, None], places[:, None, :]]
+            of_block = np.einsum("nij,nj->ni", block, (scales * z)[places])
+            score[places] = z[places] / scales[places] + of_block
+        if self.joint and self.beside:
+            places, beside = self._places, self._places_beside
+            score[beside] += information.dense()[np.ix_(beside, places)] @ (scales * z)[places]
         self.restore(information, score)
         return self.to_coordinates(values)
 
     @property
     def known(self) -> tuple[Matrix, np.ndarray]:
-        """W with C and w, or w where there is no joint block, and c, as `restore` takes them."""
+        """W with C, or w where no effects are together, and c, as `restore` takes them."""
         information, score = self._joined("information"), self._joined("score")
-        if not self.joint:
+        if not (self.joint or self.blocks):
             return Diagonal(information), score
-        dense, places, beside = np.diag(information), self._places, self._places_beside
-        dense[np.ix_(places, places)] = self._information.get_value()
-        common = self._common.get_value()
-        dense[np.ix_(beside, places)], dense[np.ix_(places, beside)] = common, common.T
-        score[places] = self._score.get_value()
+        dense = np.diag(information)
+        for places, (of_block, of_score) in zip(
+            self._places_together, self._known_together, strict=True
+        ):
+            dense[places[:, :, None], places[:, None, :]] = of_block.get_value()
+            score[places] = of_score.get_value()
+        if self.joint:
+            places, beside, common = self._places, self._places_beside, self._common.get_value()
+            dense[np.ix_(beside, places)], dense[np.ix_(places, beside)] = common, common.T
         return Dense(dense), score
 
     def restore(self, information: Matrix, score: np.ndarray) -> None:
         """Take what was `known` of effects."""
         self._set("information", information.diagonal())
         self._set("score", score)
+        for places, (of_block, of_score) in zip(
+            self._places_together, self._known_together, strict=True
+        ):
+            dense = information.dense()[places[:, :, None], places[:, None, :]]
+            of_block.set_value(dense.reshape(of_block.get_value(borrow=True).shape))
+            of_score.set_value(score[places].reshape(of_score.get_value(borrow=True).shape))
         if self.joint:
-            of_block = information.dense()[:, self._places]
-            self._information.set_value(of_block[self._places])
-            self._common.set_value(of_block[self._places_beside])
-            self._score.set_value(score[self._places])
+            index = np.ix_(self._places_beside, self._places)
+            self._common.set_value(information.dense()[index])
+
+    @property
+    def _places_together(self) -> list[np.ndarray]:
+        """Coordinates that are standardised together, (blocks, size), the joint ones first."""
+        found = [self._places[None]] if self.joint else []
+        for block in self.blocks:
+            found.append(np.stack([self._numbers[each].ravel() for each in block.effects], axis=1))
+        return found
+
+    @property
+    def _known_together(self) -> list[tuple[SharedVariable, SharedVariable]]:
+        """W and c of these."""
+        found = [(self._information, self._score)] if self.joint else []
+        return found + [(each.information, each.score) for each in self.blocks]
+
+    def _together(
+        self, precision: Matrix | sparse.csr_array
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Coordinates that are standardised together, and their precision."""
+        dense = precision.dense() if isinstance(precision, Matrix) else precision.toarray()
+        for number, places in enumerate(self._places_together):
+            if self.joint and not number:
+                yield places, self._of_joint(precision)[0][None]
+            else:
+                yield places, dense[places[:, :, None], places[:, None, :]]
 
     def _of_joint(self, precision: Matrix | sparse.csr_array) -> tuple[np.ndarray, np.ndarray]:
         """The precision of the joint block where the effects beside it may be any.
@@ -548,9 +703,12 @@ class EffectCoordinates:
             z = pt.concatenate([each.of_value.ravel() for each in self.joint])
             moved = _parts(self.joint, pt.dot(self._root.T, z) - self._shift)
             of_block = self._of_block(z)
+        for block in self.blocks:
+            moved |= block.coordinates(of_block)
         for each in self.beside:
             x = each.variable
-            moved[x] = each.coordinates_of(each.of_value, of_block.get(x, 0.0))
+            if x not in moved:
+                moved[x] = each.coordinates_of(each.of_value, of_block.get(x, 0.0))
         return self._of_effects(moved, lambda variable: variable)
 
     @cached_property
@@ -626,7 +784,9 @@ def find_effects(
             pytensor.shared(np.zeros(shape, dtype=layout.dtype), f"{value.name}_{name}")
             for name in ("information", "score")
         )
-        effect = partial(Effect, value, information=information, score=score)
+        effect = partial(
+            Effect, value, information=information, score=score, index=uses.index_of(value)
+        )
         zero = pt.zeros((), dtype=layout.dtype)
         location, factor, axis = normal_prior(variable, value, model)
         is_known = factor is not None and not uses.depends(factor)
@@ -670,6 +830,15 @@ def _joint_block(effects: Sequence[Effect], most: int) -> list[Effect]:
             joint.append(each)
             most -= _size(each)
     return [] if all(each.is_known for each in joint) else joint
+
+
+def _level_blocks(effects: Sequence[Effect], joint: Sequence[Effect]) -> list[LevelBlocks]:
+    """Vectors of effects beside the joint block that rows select by the same index."""
+    by_index: dict[tuple[frozenset[Variable], tuple[int, ...]], list[Effect]] = {}
+    for each in effects:
+        if each not in joint and len(each.index) == 1 and len(_shape(each)) == 1:
+            by_index.setdefault((each.index, _shape(each)), []).append(each)
+    return [LevelBlocks(each) for each in by_index.values() if len(each) > 1]
 
 
 def normal_prior(
@@ -760,6 +929,17 @@ class _Uses:
             if each.of.isdisjoint(rows) and reading.of(each.node.inputs[1:]) & reading.rows
         )
         self.whole = reading.of(terms).difference(*of_entries)
+
+    def index_of(self, value: TensorVariable) -> frozenset[Variable]:
+        """What rows select entries of a variable by."""
+        reading = self._reading
+        return frozenset().union(
+            *(
+                reading.of(each.node.inputs[1:]) & reading.rows
+                for each in reading.indexings
+                if value in each.of
+            )
+        )
 
     def depends(self, graph: Variable) -> bool:
         """Whether a graph depends on value variables."""

@@ -644,8 +644,8 @@ class StochasticGradientStep(StepMethod):
         if message is None:
             message = self.end_warning(stats)
         if message is None and self._tunes and done == self.tune_draws:
-            message = self._short_draws(float(stats["step_size"]))
-            self._advise(float(stats["step_size"]))
+            message = self._short_draws(self.chain.present_step_size())
+            self._advise(self.chain.present_step_size())
         if message is None and self._local is not None and self.block.memory is not None:
             message = self._local.lag(stats["position"], self.block.memory.read()[0])
         if message is None:

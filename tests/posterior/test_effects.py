@@ -188,8 +188,62 @@ def test_effects_beside_a_joint_block_follow_it(rng):
         of_effects = rng.normal(size=(3, 45))
         positions = np.concatenate([np.tile(start[:2], (3, 1)), of_effects], axis=1)
         positions[:, 0] = np.log(size)
+
+
+def intercepts_and_slopes(centred, second=None):
+    """An intercept and a slope of each group in variables of their own, and its mean and scales.
+
+    Records say much of a sum of both, since the predictor is far from zero.
+    """
+    rng, levels = np.random.default_rng(7), 40
+    group = np.repeat(np.arange(levels), 5)
+    x, y = 3 + rng.normal(size=len(group)), rng.normal(size=len(group))
+    with pm.Model() as model:
+        scales = pm.HalfNormal("scales", shape=2)
+        if centred:
+            u = pm.Normal("u", 0, scales[0], shape=levels)
+            v = pm.LogNormal("v", 0, scales[1], shape=levels)
+        else:
+            u = scales[0] * pm.Normal("u", shape=levels)
+            v = pm.math.exp(scales[1] * pm.Normal("v", shape=levels))
+        slope = pt.log(v)[group if second is None else second]
+        pm.Normal("y", u[group] + slope * x, 0.5, observed=y)
+    return model
+
+
+@pytest.mark.parametrize("centred", [True, False])
+def test_effects_of_the_same_levels_are_independent_of_their_scales(rng, centred):
+    """Intercept and slope of a group are one normal vector given their scales, at any scales."""
+    own = Posterior(intercepts_and_slopes(centred), standardizes=True)
+    start = own.initial_position
+    for _ in range(2):  # The second time from where the effects are those of the first.
+        start = own.coordinates.adapted(start, Dense(hessian(own, start)))
+        start = start_of_effects(own, start)
+    own.coordinates.adapted(start, Dense(hessian(own, start)))
+    for sizes in ((1e-3, 1e-3), (0.5, 2.0), (30.0, 1e-2)):
+        of_effects = rng.normal(size=(3, 80))
+        positions = np.concatenate([np.tile(np.log(sizes), (3, 1)), of_effects], axis=1)
         gradients = np.array([own.gradient(each) for each in positions])
         np.testing.assert_allclose(gradients[:, 2:], -of_effects, atol=1e-4)
+
+
+@pytest.mark.parametrize("centred", [True, False])
+def test_blocks_of_levels(rng, centred):
+    model = intercepts_and_slopes(centred)
+    pair = Posterior(model), Posterior(model, standardizes=True)
+    (block,) = pair[1].coordinates.blocks
+    assert [each.variable.name for each in block.effects] == ["u", "v_log__" if centred else "v"]
+    test_the_map_has_an_inverse(pair, rng)
+    test_density_has_the_jacobian(pair, rng)
+    test_gradients_of_the_variables(pair, rng)
+    test_what_is_known_is_restored(pair, rng)
+
+
+def test_effects_of_other_levels_are_no_block(rng):
+    model = intercepts_and_slopes(True, rng.integers(40, size=200))
+    own = Posterior(model, standardizes=True).coordinates
+    assert len(own.effects) == 2
+    assert not own.blocks
 
 
 def hessian(posterior, position):
