@@ -299,8 +299,8 @@ class EffectCoordinates:
         self.of_rows: dict[Variable, TensorVariable] = {}
         together, of_block = {}, {}
         if joint:
-            together = _parts(self.joint, self._standardised)
-            of_block = self._of_block(self._standardised)
+            z_of_block = self._standardised
+            together, of_block = _parts(self.joint, z_of_block), self._of_block(z_of_block)
         of_effects: list[TensorVariable] = [pt.zeros((), dtype=layout.dtype)]
         for block in self.blocks:
             together |= block.standardised(of_block)

@@ -188,6 +188,8 @@ def test_effects_beside_a_joint_block_follow_it(rng):
         of_effects = rng.normal(size=(3, 45))
         positions = np.concatenate([np.tile(start[:2], (3, 1)), of_effects], axis=1)
         positions[:, 0] = np.log(size)
+        gradients = np.array([own.gradient(each) for each in positions])
+        np.testing.assert_allclose(gradients[:, 2:], -of_effects, atol=1e-4)
 
 
 def intercepts_and_slopes(centred, second=None):
