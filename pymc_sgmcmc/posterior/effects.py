@@ -403,7 +403,8 @@ class EffectCoordinates:
         if not (self.joint or self.blocks):
             return self.informed(position, Diagonal(information))
         dense, known = np.diag(information), self.known[0].dense()
-        for places, of_block in self._together(precision):
+        of_joint, regression = self._of_joint(precision) if self.joint else (None, None)
+        for places, of_block in self._together(precision, of_joint):
             elements = places[:, :, None], places[:, None, :]
             products = scales[elements[0]] * scales[elements[1]]
             unit = np.eye(places.shape[1])
@@ -413,8 +414,8 @@ class EffectCoordinates:
             sizes, vectors = np.linalg.eigh(given)
             sizes = np.maximum(sizes, 0.0)[:, None, :]
             dense[elements] = (vectors * sizes) @ vectors.mT / products
-        if self.joint and self.beside:
-            common = self._common_of(scales, known, dense, precision)
+        if regression is not None and self.beside:
+            common = self._common_of(scales, known, dense, regression)
             places, beside = self._places, self._places_beside
             dense[np.ix_(beside, places)], dense[np.ix_(places, beside)] = common, common.T
         return self.informed(position, Dense(dense))
@@ -424,7 +425,7 @@ class EffectCoordinates:
         scales: np.ndarray,
         before: np.ndarray,
         after: np.ndarray,
-        precision: Matrix | sparse.csr_array,
+        regression: np.ndarray,
     ) -> np.ndarray:
         """C with which the effects beside the joint block do not depend on it.
 
@@ -432,8 +433,9 @@ class EffectCoordinates:
         ----------
         scales : numpy.ndarray, shape (d,)
         before, after : numpy.ndarray, shape (d, d)
-            W in the coordinates of the precision, and in those that follow.
-        precision : Matrix or sparse array, shape (d, d)
+            W in the present coordinates, and in those that follow.
+        regression : numpy.ndarray, shape (effects, block)
+            Minus the coefficients of the effects in a regression on the block, in the present ones.
         """
         places, beside = self._places, self._places_beside
         of_block, s = scales[places], scales[beside]
@@ -445,7 +447,7 @@ class EffectCoordinates:
 
         # Minus the coefficients of z of the effects in a regression on z of the block.
         root = np.linalg.cholesky(of_z(before, beside))
-        slopes = self._of_joint(precision)[1] @ np.linalg.cholesky(of_z(before, places)).T
+        slopes = regression @ np.linalg.cholesky(of_z(before, places)).T
         slopes += linalg.solve_triangular(
             root, s[:, None] * self._common.get_value() * of_block, lower=True
         )
@@ -520,13 +522,13 @@ class EffectCoordinates:
         return found + [(each.information, each.score) for each in self.blocks]
 
     def _together(
-        self, precision: Matrix | sparse.csr_array
+        self, precision: Matrix | sparse.csr_array, of_joint: np.ndarray | None
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Coordinates that are standardised together, and their precision."""
         dense = precision.dense() if isinstance(precision, Matrix) else precision.toarray()
         for number, places in enumerate(self._places_together):
-            if self.joint and not number:
-                yield places, self._of_joint(precision)[0][None]
+            if of_joint is not None and not number:
+                yield places, of_joint[None]
             else:
                 yield places, dense[places[:, :, None], places[:, None, :]]
 
