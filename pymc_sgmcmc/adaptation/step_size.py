@@ -51,7 +51,11 @@ class LangevinStepSize(Adaptation):
     at the centre c, and the noise V that the chain meets. V is the covariance of the residuals
     :math:`r = \hat\nabla + H (\theta - c)`, which hold the noise of the gradients and the part of
     the posterior that is not Gaussian. Noise is independent between transitions, while the
-    gradients follow the position, so a few draws suffice for its covariance. The direction of
+    gradients follow the position, so a few draws suffice for its covariance. With averaged noises
+    only half the covariance of differences of successive residuals counts: what the position
+    explains of a residual hardly changes in a transition, and adds to the error in the second order
+    of the step size. As it does so in proportion to the step, a longer step is the geometric mean
+    of the present one and of that of the formula. The direction of
     largest variance is searched in the draws of even number and measured in those of odd number,
     and vice versa. The largest eigenvalue of one estimate would be too large, by
     :math:`(1 + \sqrt{d / K})^2` after K residuals. An error of a coordinate that is larger than
@@ -95,6 +99,7 @@ class LangevinStepSize(Adaptation):
         self._largest = float(center.curvature.relative_to(preconditioner.root).max())
         implicit = isinstance(self._precision, Implicit)
         self._searches = len(self._center) <= DENSE_DIMENSION and not implicit
+        self._successive = self._searches and law.averaged
         if self._searches:
             self._root = preconditioner.root
             curvature = self._precision.congruence(self._root)
@@ -114,6 +119,9 @@ class LangevinStepSize(Adaptation):
         return {
             "factor": np.asarray(1.0),
             "draws": np.asarray(0),
+            "step_sizes": np.asarray(0.0),
+            # The last position and gradient, if their successors are still to come.
+            "last": np.zeros((2, d if self._successive else 0)),
             "window": np.asarray(FIRST_WINDOW),
             "excess": np.zeros(d),
             # The first entry is for draws of even number, the second for odd ones.
@@ -150,22 +158,35 @@ class LangevinStepSize(Adaptation):
         moved = recorded.astype(float) @ self._preconditioner
         for square in moved**2 / self._preconditioner.diagonal():
             excess += square
+        step_sizes = float(state["step_sizes"])
+        for step_size in seen.step_sizes[seen.thin - 1 :: seen.thin]:
+            step_sizes += float(step_size)
+        path, last = np.stack([seen.positions, seen.gradients]).astype(float), state["last"]
         if self._searches:
-            stride = max(1, seen.thin // GRADIENTS_A_DRAW)
-            shape = (-1, seen.thin, len(excess))
-            gradients = seen.gradients.reshape(shape)[:, stride - 1 :: stride].astype(float)
-            positions = seen.positions.reshape(shape)[:, stride - 1 :: stride].astype(float)
-            for number, (draw_gradients, draw_positions) in enumerate(
-                zip(gradients, positions, strict=True), start=draws
-            ):
-                shifts = draw_positions - self._center
-                draw_residuals = draw_gradients + shifts @ self._precision
-                products[number % 2] += draw_residuals.T @ draw_residuals
-                residuals[number % 2] += draw_residuals.sum(0)
-                counts[number % 2] += len(draw_residuals)
+            # Pairs of successive transitions lie in one draw, or in two draws of one transition.
+            length = max(seen.thin, 1 + self._successive)
+            if draws * seen.thin % length:
+                path = np.concatenate([last[:, None], path], axis=1)
+            number, rest = divmod(path.shape[1], length)
+            last = path[:, -1] if rest else np.zeros_like(last)
+            path = path[:, : number * length].reshape(2, number, length, len(excess))
+            apart = max(1, length // GRADIENTS_A_DRAW)
+            for half, of_draw in enumerate(path.swapaxes(0, 1), start=draws * seen.thin // length):
+                if self._successive:
+                    before, after = slice(0, length - 1, 2 * apart), slice(1, None, 2 * apart)
+                    shifts, found = (of_draw[:, after] - of_draw[:, before]) / np.sqrt(2)
+                else:
+                    positions, found = of_draw[:, apart - 1 :: apart]
+                    shifts = positions - self._center
+                found = found + shifts @ self._precision
+                products[half % 2] += found.T @ found
+                residuals[half % 2] += found.sum(0)
+                counts[half % 2] += len(found)
         return {
             **state,
             "draws": np.asarray(draws + len(recorded)),
+            "step_sizes": np.asarray(step_sizes),
+            "last": last,
             "excess": excess,
             "products": products,
             "residuals": residuals,
@@ -191,6 +212,9 @@ class LangevinStepSize(Adaptation):
         noise = max(0.0, largest - share * self._largest)
         step_size = self._law.step_size(noise, self._largest, MARGIN * self._bias)
         step_size = min(step_size, self._longest)
+        if self._successive:
+            present = state["step_sizes"] / draws
+            step_size = min(step_size, np.sqrt(step_size * present))
         return float(np.clip(step_size / self._step_size, SMALLEST_FACTOR, most))
 
 

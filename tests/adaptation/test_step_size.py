@@ -58,8 +58,8 @@ def gaussian_chain(rng, center, noise_root, step_size, draws, thin, law=EULER):
     return positions, gradients
 
 
-def seen(positions, gradients, *, thin=THIN, tuning=True, boundary=True):
-    sizes = np.full(len(positions), 0.1)
+def seen(positions, gradients, *, thin=THIN, tuning=True, boundary=True, step_size=1.0):
+    sizes = np.full(len(positions), step_size)
     return Seen(positions, gradients, partial(np.arange, 3), tuning, boundary, thin, sizes)
 
 
@@ -97,6 +97,38 @@ def test_noise_where_the_curvature_is_small(rng, law, largest):
     chain = gaussian_chain(rng, center, np.diag([0.0, np.sqrt(2)]), 0.05, 2000, 4 * THIN, law)
     found = factor(center, *chain, thin=4 * THIN, law=law, preconditioner=Diagonal(np.ones(2)))
     assert found == pytest.approx(0.9 / largest, rel=0.06)
+
+
+@pytest.mark.parametrize("thin", [1, 2, 5])
+@pytest.mark.parametrize("shape", [2.0, 5.0])
+def test_what_the_position_explains_counts_in_the_second_order(shape, thin):
+    """The log of a gamma variable around its nearest Gaussian, exact gradients, averaged noises.
+
+    Half the mean square of differences of residuals is c h for small steps, so the step with the
+    error h (c h) / 4 is sqrt(4 error / c). As noise, all of the residual would leave a tenth.
+    """
+    # c and H of the nearest Gaussian: E[gradient] = 0 and E[-Hessian] = H for g = a - a exp(x).
+    scale = shape**-0.5
+    center = center_with(np.array([shape]))
+    center = replace(center, position=np.array([-(scale**2) / 2]))
+    bias = 0.002
+    tuning = LangevinStepSize(AVERAGED, Dense(np.array([[scale**2]])), thin, 1.0, bias, center)
+    rng = np.random.default_rng(1)
+    state, step_size, found = tuning.begin(center.position), 1.0, []
+    for _ in range(20):
+        (positions,), (gradients,) = langevin(
+            lambda x, rng: shape - shape * np.exp(x),
+            center.position[None], 3000 * thin, step_size, np.array([[scale**2]]), rng,
+            averaged=True,
+        )  # fmt: skip
+        run = seen(positions, gradients, thin=thin, step_size=step_size)
+        state, _ = tuning.update(state, run)
+        step_size = tuning.step_size_factor(state)
+        found.append(step_size)
+    # A step has the variance h / (2 H), and the slope of the residual is H (1 - exp(x)), where
+    # exp(x) has the mean 1 and the variance 1 / a.
+    c = 1 / (4 * shape)
+    assert np.median(found[5:]) == pytest.approx(np.sqrt(4 * 0.9 * bias / c), rel=0.1)
 
 
 @pytest.mark.parametrize("noise", [0.5, 0.0])
@@ -149,16 +181,17 @@ def test_only_coordinates_in_high_dimension(rng, monkeypatch):
     assert factor(center, positions, -2 * positions) == pytest.approx(0.9 / 4.045, rel=0.1)
 
 
-def test_runs_of_any_length_give_the_same(rng):
+@pytest.mark.parametrize(("law", "thin"), [(EULER, THIN), (AVERAGED, THIN), (AVERAGED, 1)])
+def test_runs_of_any_length_give_the_same(rng, law, thin):
     center = center_with(np.eye(2))
-    positions, gradients = gaussian_chain(rng, center, np.eye(2), 0.2, 300, THIN)
-    tuning = LangevinStepSize(EULER, Dense(np.eye(2)), THIN, 0.2, 0.05, center)
+    positions, gradients = gaussian_chain(rng, center, np.eye(2), 0.2, 300, thin)
+    tuning = LangevinStepSize(law, Dense(np.eye(2)), thin, 0.2, 0.05, center)
     states = []
     for stops in ((300,), (20, 21, 60, 300)):
         state, start = tuning.begin(center.position), 0
         for stop in stops:
-            part = slice(start * THIN, stop * THIN)
-            run = seen(positions[part], gradients[part], boundary=stop == 300)
+            part = slice(start * thin, stop * thin)
+            run = seen(positions[part], gradients[part], thin=thin, boundary=stop == 300)
             state, _ = tuning.update(state, run)
             start = stop
         states.append(state)
