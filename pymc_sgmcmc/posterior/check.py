@@ -380,7 +380,7 @@ def _of_shapes(
 
 def _not_separable(term: Term, setting: _Setting, reason: str) -> ModelError:
     separated, layout = setting.separated, setting.layout
-    names = ", ".join(f"`{leaf.name}`" for leaf in separated.leaves)
+    names = ", ".join(dict.fromkeys(f"`{leaf.name}`" for leaf in separated.leaves))
     local = [
         untransformed(name)
         for name, shape in zip(layout.names, layout.shapes, strict=True)

@@ -190,7 +190,8 @@ def groups_in_need(
     """Groups where the joint posterior is far from Gaussian, and the step method.
 
     Effects of few or large groups stay in the model, since rows tell them well. But where they
-    leave the scale of the effects open, the joint posterior is a funnel.
+    leave the scale of the effects open, the joint posterior is a funnel. Effects with one element a
+    row, as of eight schools with a mean each, leave no rows to make minibatches of.
 
     Parameters
     ----------
@@ -199,32 +200,47 @@ def groups_in_need(
         Makes a step method of a model.
     made : callable
         Makes and checks that of the joint model.
+
+    Raises
+    ------
+    ModelError
+        Of the joint model, where it is not because of effects that can be integrated out.
     """
     with held_back() as of_joint:
-        step = made()
-        if not of_joint:
+        step, refused = None, None
+        try:
+            step = made()
+        except ModelError as error:
+            if error.local is None:
+                raise
+            refused = error
+        if step is not None and not of_joint:
             return None, step
+        reason = (
+            "joint posterior is far from Gaussian"
+            if refused is None
+            else "rows of the joint model cannot be told apart"
+        )
         worthwhile, left = local_structures(model, FEWEST_IN_NEED)
         for structure in (worthwhile + left)[:MOST_TRIALS]:
             if len(structure.names) == len(model.free_RVs):
                 continue
-            log.info(
-                "The joint posterior is far from Gaussian, so that without %s is tried in its "
-                "place.",
-                quoted(structure.names),
-            )
+            names = quoted(structure.names)
+            log.info("The %s, so that without %s is tried in its place.", reason, names)
             try:
                 with held_back(give=False) as of_groups:
                     groups = _integrated(model, structure.names, make, tell=False)
             except ModelError as error:
-                reason = str(error).split("\n")[0]
+                why = str(error).split("\n")[0]
             else:
-                if not of_groups:
-                    of_joint.clear()
+                if refused is not None or not of_groups:
+                    of_joint[:] = of_groups
                     _tell(structure.names, groups.model)
                     return groups, groups.step
-                reason = str(of_groups[0].message)
-            log.info("%s stay in the model: %s", quoted(structure.names), reason)
+                why = str(of_groups[0].message)
+            log.info("%s stay in the model: %s", names, why)
+    if step is None:
+        raise refused or ModelError("There is no step method.")
     return None, step
 
 

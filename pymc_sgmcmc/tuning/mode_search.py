@@ -170,10 +170,14 @@ def _by_newton(
             gradient = posterior.gradient(position)
         else:
             gradient = difference.gradient + posterior.log_prior_and_gradient(position)[1]
-        distance = float(np.max(np.abs(curvature.root.T @ gradient)))
+        distance = np.inf  # where the log density is not finite
+        if np.isfinite(gradient).all():
+            distance = float(np.max(np.abs(curvature.root.T @ gradient)))
         if distance <= CENTER_TOLERANCE:
             return position, gradient, difference
         progress = distance <= NEWTON_PROGRESS * before
+        if at_nearest is None and distance == np.inf:
+            return None
         if not progress and (is_of_nearest or not is_quick):
             return None
         # The next step goes as much nearer as the last one did.

@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import pymc as pm
 import pytest
+from scipy import stats
 
 from pymc_sgmcmc import (
     SGHMC,
@@ -24,6 +25,8 @@ from pymc_sgmcmc import (
 from pymc_sgmcmc.errors import CenterWarning, ChainProcessError, StoreError
 from pymc_sgmcmc.marginal import search
 from pymc_sgmcmc.marginal.accuracy import LARGEST_SHIFT, quadrature_of
+from pymc_sgmcmc.posterior import posterior
+from pymc_sgmcmc.posterior.check import check_separation
 from pymc_sgmcmc.sampling import groups, run
 from pymc_sgmcmc.step_methods import base
 from pymc_sgmcmc.tuning.curvature import DENSE_DIMENSION
@@ -566,6 +569,61 @@ def test_draws_of_a_scale_whose_joint_posterior_is_a_funnel():
     mean, sd = moments(np.exp(log_tau), mass)
     drawn = idata["posterior"]["tau"].to_numpy()
     assert abs(drawn.mean() - mean) < 4 * sd / np.sqrt(table.loc["tau", "ess_bulk"])
+
+
+def eight_schools(*, centered: bool) -> pm.Model:
+    """Effects of coaching (Rubin 1981), a record a school, as in PyMC's gallery."""
+    with pm.Model(coords={"school": np.arange(8)}) as model:
+        mu = pm.Normal("mu", 0, 5)
+        tau = pm.HalfCauchy("tau", 5)
+        if centered:
+            theta = pm.Normal("theta", mu, tau, dims="school")
+        else:
+            z = pm.Normal("z", dims="school")
+            theta = pm.Deterministic("theta", mu + tau * z, dims="school")
+        pm.Normal("y", theta, ERRORS, observed=SCORES, dims="school")
+    return model
+
+
+SCORES = np.array([28.0, 8, -3, 7, -1, 1, 18, 12])
+ERRORS = np.array([15.0, 10, 16, 11, 9, 11, 10, 18])
+
+
+@pytest.fixture
+def compared(monkeypatch):
+    """Models are compared with PyMC's log density, which finds rows that are not separable."""
+    monkeypatch.setattr(posterior, "check_separation", check_separation)
+
+
+@pytest.mark.usefixtures("compared")
+@pytest.mark.parametrize("centered", [True, False])
+def test_effects_with_a_record_each_are_integrated_out(centered, caplog):
+    caplog.set_level(logging.INFO, "pymc.sgmcmc")
+    idata = ours(eight_schools(centered=centered), partial(SGLDCV, **NUMBA), draws=2000, tune=500)
+    assert "The rows of the joint model cannot be told apart, so that without" in caplog.text
+    log_tau = np.linspace(-8, 6, 4001)
+    covariances = [np.diag(ERRORS**2 + tau**2) + 25 for tau in np.exp(log_tau)]
+    mass = np.array([stats.multivariate_normal(cov=cov).pdf(SCORES) for cov in covariances])
+    mass *= stats.halfcauchy(scale=5).pdf(np.exp(log_tau)) * np.exp(log_tau)
+    mass /= mass.sum()
+    table = summary(idata)
+    draws = idata["posterior"]
+    drawn = np.log(draws["tau"].to_numpy())
+    mean, sd = moments(log_tau, mass)
+    assert abs(drawn.mean() - mean) < 4 * sd / np.sqrt(table.loc["tau", "ess_bulk"]) + 0.03 * sd
+    # Given tau, the mean of mu is its precision-weighted one.
+    weights = 1 / (ERRORS**2 + np.exp(2 * log_tau)[:, None])
+    means = weights @ SCORES / (weights.sum(1) + 1 / 25)
+    expected = means @ mass
+    error = 5 / np.sqrt(table.loc["mu", "ess_bulk"])
+    assert abs(float(draws["mu"].mean()) - expected) < 4 * error
+    assert draws["theta"].shape[2:] == (8,)
+
+
+@pytest.mark.usefixtures("compared")
+def test_error_of_rows_that_cannot_be_told_apart_stays_where_nothing_is_integrated_out():
+    with pytest.raises(ModelError, match="`theta` has one element a row"):
+        ours(eight_schools(centered=True), SGLDCV, marginalize=None)
 
 
 @pytest.mark.parametrize("marginalize", ["auto", None])
