@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 
 import numpy as np
@@ -20,9 +21,17 @@ DISPERSED_PAIRS = 3
 coordinate. The starts of a pair are on opposite sides of the first start, so that searches end at
 different modes where modes are exchangeable."""
 
+PLACES_BETWEEN = 8
+"""A ridge between two places is followed in this many steps and one more. Along the scale of group
+effects, whose conditional standard deviations are in proportion to it, a step of ten standard
+deviations of its log is a factor that L-BFGS makes up for in a few iterations."""
+
 NEGLIGIBLE = 20.0
 """Places whose log density is lower by more than this have a negligible part of the mass: the
 densities differ by a factor of 5e8."""
+
+Density = Callable[[np.ndarray], tuple[float, np.ndarray]]
+"""A log density with its gradient."""
 
 
 def another_mode(posterior: Posterior, rows: Subsample, center: Center) -> str | None:
@@ -66,8 +75,9 @@ def _another_mode(posterior: Posterior, rows: Subsample, center: Center) -> str 
             if not (ended and distant and value > top - NEGLIGIBLE):
                 return False
             # Without a valley half-way both belong to one mode that a search did not reach.
+            lowest = min(value, top) - LEAST_DIFFERENCE
             between, _ = density((first + end) / 2)
-            return between < min(value, top) - LEAST_DIFFERENCE
+            return between < lowest and not _are_joined(density, end, first, sds, lowest)
 
         shifts = rng.uniform(-2, 2, size=(DISPERSED_PAIRS, len(start)))
         for begin in (start + sign * shift for shift in shifts for sign in (1, -1)):
@@ -93,6 +103,32 @@ def _another_mode(posterior: Posterior, rows: Subsample, center: Center) -> str 
                 f"where the log density is {abs(value - top):.3g} {higher}"
             )
     return None
+
+
+def _are_joined(
+    density: Density, begin: np.ndarray, end: np.ndarray, sds: np.ndarray, lowest: float
+) -> bool:
+    """Whether a ridge above a log density leads from one place to another.
+
+    The neck of a funnel, which is narrow and as high as its mouth, is no mode. The coordinate in
+    which the places are farthest apart goes from one to the other, and the others follow.
+    """
+    farthest = int(np.argmax(np.abs(end - begin) / sds))
+
+    def held(position: np.ndarray) -> tuple[float, np.ndarray]:
+        value, gradient = density(position)
+        gradient = gradient.copy()
+        gradient[farthest] = 0.0
+        return value, gradient
+
+    place = begin
+    for value in np.linspace(begin[farthest], end[farthest], PLACES_BETWEEN + 2)[1:]:
+        place = place.copy()
+        place[farthest] = value
+        place = minimize(held, place, Diagonal(sds), 0.1, steps=FEWEST_STEPS)
+        if density(place)[0] < lowest:
+            return False
+    return bool(np.max(np.abs(place - end) / sds) < BEYOND_DOUBT)
 
 
 def _mode_by_symmetry(posterior: Posterior, rows: Subsample, center: Center) -> str | None:

@@ -16,7 +16,7 @@ from pymc_sgmcmc.errors import CenterWarning
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.position import layout_from_model
 from pymc_sgmcmc.tuning import find_center
-from pymc_sgmcmc.tuning.other_modes import _mode_by_symmetry
+from pymc_sgmcmc.tuning.other_modes import _are_joined, _mode_by_symmetry
 from pymc_sgmcmc.tuning.subsample import Subsample
 from pymc_sgmcmc.tuning.symmetries import MOST_SYMMETRIES, symmetries
 
@@ -171,3 +171,23 @@ def test_exchanged_elements_of_a_simplex():
     ((change, image),) = symmetries(layout, position)
     assert change == "elements 0 and 2 of weights exchanged"
     np.testing.assert_allclose(transform.backward(image(position)).eval(), values[[2, 1, 0, 3]])
+
+
+def test_ends_of_a_ridge_are_joined_and_two_modes_are_not():
+    def of_ridge(position):  # (log l, y) with y = 0.6 l within 0.1 l, as in the neck of a funnel
+        log_l, y = position
+        residual = (y * np.exp(-log_l) - 0.6) / 0.1
+        slopes = np.array([y, -1.0]) * np.exp(-log_l) / 0.1
+        return -0.5 * residual**2, residual * slopes
+
+    def of_two(position):
+        shifts = np.stack([position, position - [8.0, 3.0]])
+        logs = -0.5 * (shifts**2).sum(1)
+        value = np.logaddexp(*logs)
+        return value, -np.exp(logs - value) @ shifts
+
+    neck, mouth = np.array([-6.0, 0.6 * np.exp(-6)]), np.array([-1.0, 0.6 * np.exp(-1)])
+    assert of_ridge((neck + mouth) / 2)[0] < -100
+    sds = np.array([0.5, 0.1])
+    assert _are_joined(of_ridge, neck, mouth, sds, -1.0)
+    assert not _are_joined(of_two, np.array([8.0, 3.0]), np.zeros(2), np.ones(2), -1.0)
