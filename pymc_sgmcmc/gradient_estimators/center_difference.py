@@ -59,11 +59,6 @@ BEYOND = 3.0
 """The length of a Gaussian vector is about normal with a standard deviation below 1. So far beyond
 its mean are few draws of a posterior near a Gaussian, and of others the expansion there is poor."""
 
-FARTHEST_SHIFT = 4.0
-"""The shift is taken as far as this many times `reach`. For rare events, counts, ordered outcomes
-and an unknown shape control variates of second order are better than of first at twice and four
-times that distance, where bent posteriors have a part of their mass."""
-
 COMPARED_ROWS = 23
 """What is found by evaluation is compared for so many rows, of which a few may be alike."""
 
@@ -178,10 +173,10 @@ class CenterDifference:
     def along_shift(self, position: TensorVariable) -> tuple[TensorVariable, TensorVariable]:
         r"""The sum of the matrices times the shift from the centre, shape (d,), and its weight.
 
-        Far beyond `reach` the shift is taken only as far. The difference of two gradients may be
-        bounded, and a product with a long shift is not: its noise would drive a chain away that
-        begins far from the centre. The estimate is unbiased for any weight that the rows do not
-        change.
+        Beyond `reach` the shift is taken only as far. The difference of two gradients may be
+        bounded, as where the scale of group effects goes to zero, and a product with a long shift
+        is not: its noise would drive a chain farther away. The estimate is unbiased for any weight
+        that the rows do not change.
         """
         dimension = self._posterior.dimension
         # Rounded to single precision it would hide directions of small curvature.
@@ -196,7 +191,7 @@ class CenterDifference:
         weight = pt.constant(1.0)
         if self._weight is not None:
             square = pt.maximum(-(shift * product).sum(), np.finfo(float).tiny)
-            weight = pt.minimum(1.0, FARTHEST_SHIFT * reach(dimension) / pt.sqrt(square))
+            weight = pt.minimum(1.0, reach(dimension) / pt.sqrt(square))
         dtype = self._posterior.dtype
         return (weight * product).astype(dtype), weight.astype(dtype)
 

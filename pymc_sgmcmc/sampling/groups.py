@@ -178,7 +178,7 @@ def groups_of(
                 structure.n_groups,
                 f"since the {records} records of a group tell them well"
                 if records > MOST_RECORDS
-                else "as do effects of other groups",
+                else "where they have coordinates of their own",
             )
             break
     return None
@@ -214,15 +214,17 @@ def groups_in_need(
             if error.local is None:
                 raise
             refused = error
-        if step is not None and not of_joint:
-            return None, step
-        reason = (
-            "joint posterior is far from Gaussian"
-            if refused is None
-            else "rows of the joint model cannot be told apart"
-        )
-        worthwhile, left = local_structures(model, FEWEST_IN_NEED)
-        for structure in (worthwhile + left)[:MOST_TRIALS]:
+        reason = "joint posterior is far from Gaussian"
+        if step is None:
+            reason = "rows of the joint model cannot be told apart"
+        elif not of_joint:
+            if step.posterior.coordinates is not None:
+                return None, step
+            reason = "step method moves effects as they are in the model"
+        tried = local_structures(model, with_coordinates=False)[0]
+        if step is None or of_joint:
+            tried = [each for part in local_structures(model, FEWEST_IN_NEED) for each in part]
+        for structure in tried[:MOST_TRIALS]:
             if len(structure.names) == len(model.free_RVs):
                 continue
             names = quoted(structure.names)

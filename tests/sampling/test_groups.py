@@ -50,6 +50,12 @@ PLAIN = SMALL | {"compile_kwargs": sampling.QUICK}
 """Settings of SGLD for few transitions."""
 
 
+@pytest.fixture(autouse=True)
+def integrates(monkeypatch):
+    """Effects are integrated out however few they are."""
+    monkeypatch.setattr(search, "MOST_JOINT", 0)
+
+
 def mixed_model(n_groups: int = N_GROUPS, records: int = RECORDS) -> pm.Model:
     """A linear mixed model of known variances, with labels and a deterministic."""
     rng = np.random.default_rng(2)
@@ -540,6 +546,27 @@ def test_large_groups_that_stay_in_the_model_are_told(caplog):
     assert "stay in the model" not in caplog.text
 
 
+def test_normal_effects_stay_up_to_a_number_of_coordinates(monkeypatch, caplog):
+    model = mixed_model()
+    n_coordinates = N_GROUPS + len(model.free_RVs) - 1
+    monkeypatch.setattr(search, "MOST_JOINT", n_coordinates)
+    with caplog.at_level(logging.INFO):
+        assert groups.groups_of(model, "auto", SGLD) is None
+    assert "stay in the model, where they have coordinates of their own" in caplog.text
+    assert search.local_structures(model, with_coordinates=False)[0]
+    monkeypatch.setattr(search, "MOST_JOINT", n_coordinates - 1)
+    assert search.local_structures(model)[0]
+
+
+def test_effects_that_a_step_method_moves_as_they_are_do_not_stay(monkeypatch, caplog):
+    monkeypatch.setattr(search, "MOST_JOINT", 5000)
+    caplog.set_level(logging.INFO, "pymc.sgmcmc")
+    idata = ours(mixed_model(), partial(SGHMC, **FEW.keywords))
+    assert "moves effects as they are in the model, so that without `z`" in caplog.text
+    assert "z" in idata["posterior"]
+    assert idata["sample_stats"]["position"].shape[-1] < N_GROUPS
+
+
 FUNNEL = Effects(8, 100, 0.03)
 IN_VARIABLES = partial(SGHMC, **FEW.keywords)
 """A step method that moves the variables of the model, in which the joint posterior is a funnel."""
@@ -629,13 +656,13 @@ def test_error_of_rows_that_cannot_be_told_apart_stays_where_nothing_is_integrat
 @pytest.mark.parametrize("marginalize", ["auto", None])
 def test_warnings_of_the_joint_model_are_given_where_it_is_sampled(marginalize, monkeypatch):
     if marginalize == "auto":  # Effects that cannot be integrated out.
-        monkeypatch.setattr(groups, "local_structures", lambda *_: ([], []))
+        monkeypatch.setattr(groups, "local_structures", lambda *_, **__: ([], []))
     with pytest.warns(CenterWarning, match=r"is a funnel.*use `marginalize\(model, \[.effects.\]"):
         ours(FUNNEL.model(), IN_VARIABLES, marginalize=marginalize)
 
 
 def test_warnings_of_the_joint_model_can_be_errors(monkeypatch):
-    monkeypatch.setattr(groups, "local_structures", lambda *_: ([], []))
+    monkeypatch.setattr(groups, "local_structures", lambda *_, **__: ([], []))
     model = FUNNEL.model()
     with warnings.catch_warnings():
         warnings.simplefilter("error", CenterWarning)
@@ -688,7 +715,7 @@ def test_warnings_before_an_error_are_given():
 
 
 def test_filters_of_modules_hold(monkeypatch, recwarn):
-    monkeypatch.setattr(groups, "local_structures", lambda *_: ([], []))
+    monkeypatch.setattr(groups, "local_structures", lambda *_, **__: ([], []))
     warnings.filterwarnings("ignore", module=r"tests\.")
     ours(FUNNEL.model(), IN_VARIABLES)
     assert not [each for each in recwarn if issubclass(each.category, CenterWarning)]
