@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
@@ -236,8 +236,15 @@ class SeparatedModel:
     def _whole_arrays(self) -> list[Variable]:
         return list(filter(is_whole, ancestors([term.log_density for term in self.row_terms])))
 
-    def readings(self) -> list[SeparatedModel]:
-        """Possible readings of the graph. The first is this one, which is the most likely."""
+    def readings(self, by_row: Mapping[Variable, int] | None = None) -> list[SeparatedModel]:
+        """Possible readings of the graph. The first is this one, which is the most likely.
+
+        Parameters
+        ----------
+        by_row : mapping of Variable to int, optional
+            Free variables with as many entries along an axis as there are rows. In the last
+            readings the entries are those of the rows, as in models with an effect of each record.
+        """
         numbers = [
             leaf
             for leaf in self.leaves
@@ -252,7 +259,22 @@ class SeparatedModel:
             variables = tuple(variable for leaf in numbers for variable in leaf.variables)
             others = tuple(leaf for leaf in self.leaves if leaf not in numbers)
             readings.append(replace(self, leaves=others, row_numbers=variables))
-        return readings + [replace(reading, only_beside_rows=True) for reading in readings]
+        readings += [replace(reading, only_beside_rows=True) for reading in readings]
+        if by_row and not self.first_rows_only and self.batch_size is None:
+            readings.append(self._with_entries_of_rows(by_row))
+        return readings
+
+    def _with_entries_of_rows(self, by_row: Mapping[Variable, int]) -> SeparatedModel:
+        """The same, with ``z[row]`` for z, where the number of the row is one of the data."""
+        numbers = pt.constant(np.arange(self.n_rows))
+        leaf = RowLeaf("the number of the row", (numbers,), numbers.data, is_data=False)
+        entries = {each: each[(slice(None),) * axis + (numbers,)] for each, axis in by_row.items()}
+        graphs = [term.log_density for term in self.row_terms]
+        terms = zip(
+            self.row_terms, clone_replace(graphs, entries, rebuild_strict=False), strict=True
+        )
+        row_terms = tuple(replace(term, log_density=graph) for term, graph in terms)
+        return replace(self, row_terms=row_terms, leaves=(*self.leaves, leaf))
 
     def widest_row(self, layout: PositionLayout) -> int:
         """Elements of a row of all data, or of the widest intermediate result that has rows.

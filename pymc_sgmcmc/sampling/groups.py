@@ -189,9 +189,9 @@ def groups_in_need(
 ) -> tuple[Groups | None, StochasticGradientStep]:
     """Groups where the joint posterior is far from Gaussian, and the step method.
 
-    Effects of few or large groups stay in the model, since rows tell them well. But where they
-    leave the scale of the effects open, the joint posterior is a funnel. Effects with one element a
-    row, as of eight schools with a mean each, leave no rows to make minibatches of.
+    Effects of few or large groups stay in the model, since rows tell them well, and normal ones
+    with coordinates of their own. But where the joint posterior is a funnel, or the step method
+    moves effects as they are, they are better integrated out.
 
     Parameters
     ----------
@@ -200,30 +200,17 @@ def groups_in_need(
         Makes a step method of a model.
     made : callable
         Makes and checks that of the joint model.
-
-    Raises
-    ------
-    ModelError
-        Of the joint model, where it is not because of effects that can be integrated out.
     """
     with held_back() as of_joint:
-        step, refused = None, None
-        try:
-            step = made()
-        except ModelError as error:
-            if error.local is None:
-                raise
-            refused = error
-        reason = "joint posterior is far from Gaussian"
-        if step is None:
-            reason = "rows of the joint model cannot be told apart"
-        elif not of_joint:
-            if step.posterior.coordinates is not None:
-                return None, step
-            reason = "step method moves effects as they are in the model"
-        tried = local_structures(model, with_coordinates=False)[0]
-        if step is None or of_joint:
+        step = made()
+        if of_joint:
+            reason = "joint posterior is far from Gaussian"
             tried = [each for part in local_structures(model, FEWEST_IN_NEED) for each in part]
+        elif step.posterior.coordinates is not None:
+            return None, step
+        else:
+            reason = "step method moves effects as they are in the model"
+            tried, _ = local_structures(model, with_coordinates=False)
         for structure in tried[:MOST_TRIALS]:
             if len(structure.names) == len(model.free_RVs):
                 continue
@@ -235,14 +222,12 @@ def groups_in_need(
             except ModelError as error:
                 why = str(error).split("\n")[0]
             else:
-                if refused is not None or not of_groups:
-                    of_joint[:] = of_groups
+                if not of_groups:
+                    of_joint.clear()
                     _tell(structure.names, groups.model)
                     return groups, groups.step
                 why = str(of_groups[0].message)
             log.info("%s stay in the model: %s", names, why)
-    if step is None:
-        raise refused or ModelError("There is no step method.")
     return None, step
 
 

@@ -536,16 +536,25 @@ def test_predictor_that_is_not_drawn():
     )
 
 
-def test_local_latent_variables():
-    def ordinary():
-        pm.Normal("y", pm.Normal("z", shape=N_ROWS), 1.0, observed=Y)
+@pytest.mark.parametrize("distribution", [pm.Normal, pm.Gamma])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_local_latent_variables(distribution, axis):
+    """Rows have an entry of z each, and its number is one of the data."""
+    with pm.Model() as model:
+        z = distribution("z", 2, 1, shape=(N_ROWS, 2) if axis == 0 else (2, N_ROWS))
+        pm.Normal("y", z.sum(1 - axis) ** 2, 1.0, observed=Y)
+    posterior = Posterior(model)
+    agrees(model, posterior)
+    position = posterior.initial_position + 0.1
+    of_rows = posterior.row_gradients(position, posterior.take(slice(None)))
+    assert (np.count_nonzero(of_rows, axis=1) == 2).all()
 
-    refused(ordinary, r"`y` is not a sum.*`z` has one element a row")
 
-    def positive():
-        pm.Normal("y", pm.Gamma("z", 2, 1, shape=N_ROWS), 1.0, observed=Y)
+def test_entries_of_a_local_variable_that_rows_share():
+    def summed():
+        pm.Normal("y", pm.math.cumsum(pm.Normal("z", shape=N_ROWS)), 1.0, observed=Y)
 
-    refused(positive, r"`y` is not a sum.*`z` has one element a row")
+    refused(summed, r"`y` is not a sum.*`z` has one element a row")
 
     def drawn():
         mu = pm.Normal("z", shape=5)
