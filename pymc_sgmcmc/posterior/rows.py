@@ -270,10 +270,11 @@ class SeparatedModel:
         leaf = RowLeaf("the number of the row", (numbers,), numbers.data, is_data=False)
         entries = {each: each[(slice(None),) * axis + (numbers,)] for each, axis in by_row.items()}
         graphs = [term.log_density for term in self.row_terms]
-        terms = zip(
-            self.row_terms, clone_replace(graphs, entries, rebuild_strict=False), strict=True
+        graphs = clone_replace(graphs, entries, rebuild_strict=False)
+        row_terms = tuple(
+            replace(term, log_density=graph)
+            for term, graph in zip(self.row_terms, graphs, strict=True)
         )
-        row_terms = tuple(replace(term, log_density=graph) for term, graph in terms)
         return replace(self, row_terms=row_terms, leaves=(*self.leaves, leaf))
 
     def widest_row(self, layout: PositionLayout) -> int:
