@@ -13,6 +13,7 @@ from collections.abc import Generator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self, Unpack
+from weakref import WeakSet
 
 import numpy as np
 from pymc.stats.convergence import SamplerWarning, WarningType
@@ -104,6 +105,10 @@ class _Run:
     @property
     def failed(self) -> bool:
         return self.draws.bad_transition is not None
+
+
+MADE: WeakSet[StochasticGradientStep] = WeakSet()
+"""The step methods that are in use, for tools that continue their chains after a run."""
 
 
 class StochasticGradientStep(StepMethod):
@@ -225,6 +230,7 @@ class StochasticGradientStep(StepMethod):
         self.run_settings = with_cost(
             self.run_settings, block.gradients, self.posterior.rows_evaluated, seconds
         )
+        MADE.add(self)
         if seconds > TOLD_SECONDS:
             log.info("%s: the set-up took %.0f seconds", setup.name, seconds)
 

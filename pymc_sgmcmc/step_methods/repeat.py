@@ -22,9 +22,37 @@ from pymc_sgmcmc.record import (
     stored_matrix,
     stored_rows,
 )
+from pymc_sgmcmc.step_methods.base import MADE, StochasticGradientStep
 from pymc_sgmcmc.step_methods.estimators import ESTIMATORS, JointCenter, Parts
 from pymc_sgmcmc.step_methods.sgld import SGLD
 from pymc_sgmcmc.tuning import Center, Curvature, center_at
+
+SAME = ("sampler", "gradient", "batching", "batch_size", "refresh", "noise", "curvature", LAW)
+"""Step methods of the same model are the same where these attributes are, and all arrays."""
+
+
+def step_of(
+    model: Model, settings: Mapping[str, Any], arrays: Any
+) -> StochasticGradientStep | None:
+    """The step method that made a run, if it is in use and its chain can be continued.
+
+    Parameters
+    ----------
+    model, settings, arrays
+        As those of `repeated_step`.
+    """
+    for step in list(MADE):
+        known = step.run_settings
+        if (
+            step.posterior.model is model
+            and step.chain.can_repeat
+            and step.posterior.changed_data() is None
+            and all(settings.get(name) == known.attributes.get(name) for name in SAME)
+            and arrays.data_vars.keys() == known.arrays.keys()
+            and all(np.array_equal(arrays[name], each) for name, each in known.arrays.items())
+        ):
+            return step
+    return None
 
 
 def repeated_step(

@@ -38,7 +38,7 @@ from pymc_sgmcmc.record import (
 )
 from pymc_sgmcmc.stein import Estimate
 from pymc_sgmcmc.step_methods.estimators import ESTIMATORS
-from pymc_sgmcmc.step_methods.repeat import repeated_step
+from pymc_sgmcmc.step_methods.repeat import repeated_step, step_of
 from pymc_sgmcmc.trace_tools.diagnostics import ess, mcse
 from pymc_sgmcmc.trace_tools.gradients import check_same_model
 
@@ -177,8 +177,10 @@ class _Pairs:
         whole = float(np.asarray(recorded["step_size"])[:, -1].mean())
         self.pace = f"the step size of {whole:.3g}{with_preconditioner(settings)}"
 
+        known = step_of(model, settings, arrays) if compile_kwargs is None else None
+
         def step(step_size: float, thin: int) -> Chain:
-            made = repeated_step(
+            made = known or repeated_step(
                 model,
                 settings,
                 arrays,

@@ -10,9 +10,9 @@ import pytest
 import xarray as xr
 from scipy import stats
 
-from pymc_sgmcmc import SGLD, SGLDCV, bias_report
+from pymc_sgmcmc import SGLD, SGLDCV, FirstOrder, bias_report
 from pymc_sgmcmc.record import HALF_STEP, SETTINGS, settings_of
-from pymc_sgmcmc.step_methods.repeat import repeated_step
+from pymc_sgmcmc.step_methods.repeat import repeated_step, step_of
 from pymc_sgmcmc.trace_tools import half_step
 from pymc_sgmcmc.trace_tools.half_step import half_step_error
 from tests.support.models import logistic_model
@@ -79,6 +79,36 @@ def test_the_error_is_that_of_the_exact_law(skewed, monkeypatch):
     # Richardson's extrapolation leaves less than a fifth of the error of the mean.
     limit = (8 * moments[0.125] - 6 * moments[0.25] + moments[0.5]) / 3
     assert abs(moments[1.0] - expected - limit)[0] < 0.2 * abs(moments[1.0] - limit)[0]
+
+
+def test_the_step_method_of_a_run_need_not_be_made_again(monkeypatch):
+    """The pairs of a step method that is in use are those of one that is made from the trace."""
+    x = np.random.default_rng(1).normal(size=60)
+    with pm.Model() as model:
+        data = pm.Data("x", x)
+        slope = pm.Normal("slope")
+        pm.Poisson("y", pm.math.exp(slope * data), observed=np.arange(60) % 3)
+    steps = [
+        SGLDCV(
+            model=model,
+            batch_size=size,
+            gradient=FirstOrder(batching="replace"),
+            compile_kwargs=QUICK,
+        )
+        for size in (20, 30)
+    ]
+    idata = sample(model, steps[0], draws=50)
+    settings, arrays = settings_of(idata), idata[SETTINGS]
+    assert step_of(model, settings, arrays) is steps[0]
+    again = half_step_error(idata, settings, model, 1, QUICK)
+    monkeypatch.setattr(half_step, "repeated_step", None)
+    for error, expected in zip(
+        half_step_error(idata, settings, model, 1, None), again, strict=True
+    ):
+        np.testing.assert_array_equal(error, expected)
+    with model:
+        pm.set_data({"x": x + 1})
+    assert step_of(model, settings, arrays) is None
 
 
 def test_the_report_has_means_without_their_error(skewed):
