@@ -14,11 +14,13 @@ from pymc.data import MinibatchOp
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
-from pytensor.graph.traversal import ancestors
+from pytensor.graph.traversal import ancestors, toposort
 from pytensor.tensor import TensorVariable
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.subtensor import AdvancedSubtensor
 from pytensor.tensor.type import TensorType
 
-from pymc_sgmcmc.posterior.graphs import Length, rebuild
+from pymc_sgmcmc.posterior.graphs import Length, is_product, rebuild
 from pymc_sgmcmc.posterior.position import PositionLayout
 
 
@@ -268,14 +270,16 @@ class SeparatedModel:
         """The same, with ``z[row]`` for z, where the number of the row is one of the data."""
         numbers = pt.constant(np.arange(self.n_rows))
         leaf = RowLeaf("the number of the row", (numbers,), numbers.data, is_data=False)
-        entries = {each: each[(slice(None),) * axis + (numbers,)] for each, axis in by_row.items()}
-        graphs = [term.log_density for term in self.row_terms]
-        graphs = clone_replace(graphs, entries, rebuild_strict=False)
-        row_terms = tuple(
-            replace(term, log_density=graph)
-            for term, graph in zip(self.row_terms, graphs, strict=True)
-        )
-        return replace(self, row_terms=row_terms, leaves=(*self.leaves, leaf))
+        row_terms = []
+        for term in self.row_terms:
+            entries = {
+                each: each[(slice(None),) * axis + (numbers,)]
+                for each, axis in by_row.items()
+                if not _is_taken_together(each, axis, term.log_density)
+            }
+            graph = clone_replace(term.log_density, entries, rebuild_strict=False)
+            row_terms.append(replace(term, log_density=graph))
+        return replace(self, row_terms=tuple(row_terms), leaves=(*self.leaves, leaf))
 
     def widest_row(self, layout: PositionLayout) -> int:
         """Elements of a row of all data, or of the widest intermediate result that has rows.
@@ -297,6 +301,25 @@ class SeparatedModel:
             if None in shape:
                 widths.append(int(np.prod([size for size in shape if size is not None])))
         return max(widths)
+
+
+def _is_taken_together(variable: Variable, axis: int, graph: Variable) -> bool:
+    """Whether a graph selects entries along an axis by an index, or adds them up in a product."""
+    axes = {variable: axis - variable.type.ndim}  # from the last one, as they are broadcast
+    for node in toposort([graph]):
+        for place, each in enumerate(node.inputs):
+            if (at := axes.get(each)) is None:
+                continue
+            if isinstance(node.op, AdvancedSubtensor) and not place:
+                return True
+            if is_product(node) and at == -1 - place:
+                return True
+            if isinstance(node.op, Elemwise) or is_product(node):
+                axes[node.outputs[0]] = at
+            elif isinstance(node.op, DimShuffle):
+                order = node.op.new_order
+                axes[node.outputs[0]] = order.index(each.type.ndim + at) - len(order)
+    return False
 
 
 def record_of(

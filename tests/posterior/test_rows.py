@@ -550,6 +550,17 @@ def test_local_latent_variables(distribution, axis):
     assert (np.count_nonzero(of_rows, axis=1) == 2).all()
 
 
+def test_variables_as_long_as_the_rows_by_chance(rng):
+    """An index and a matrix take entries of others than the row, in one term or in another."""
+    square, index = rng.normal(size=(N_ROWS, N_ROWS)), rng.permutation(N_ROWS)
+    with pm.Model() as model:
+        u = pm.Normal("u", shape=N_ROWS)
+        b = pm.Normal("b", shape=N_ROWS)
+        pm.Normal("y", u[index] + pt.dot(square, b), 1.0, observed=Y)
+        pm.Normal("other", 2 * u, 1.0, observed=Y)
+    agrees(model, Posterior(model))
+
+
 def test_entries_of_a_local_variable_that_rows_share():
     def summed():
         pm.Normal("y", pm.math.cumsum(pm.Normal("z", shape=N_ROWS)), 1.0, observed=Y)
