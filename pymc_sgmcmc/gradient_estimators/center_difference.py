@@ -230,8 +230,10 @@ class CenterDifference:
             np.empty((self._posterior.n_rows, *shape), dtype=dtype)
             for dtype, shape in self.column_types
         ]
-        start = 0
-        width = max((int(np.prod(shape)) for _, shape in self.column_types), default=1)
+        # A matrix a row takes as many evaluations as it has columns: pieces are between those that
+        # bound its memory and those that bound the number of calls.
+        start, wide = 0, [int(np.prod(shape)) for _, shape in self.column_types]
+        width = min(max(wide, default=1), int(self._posterior.dimension**1.5))
         for chunk in self._posterior.chunks(width) if columns else ():
             stop = start + len(chunk[0])
             for column, values in zip(columns, self._columns(chunk), strict=True):

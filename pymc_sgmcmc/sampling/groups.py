@@ -20,6 +20,7 @@ from pymc_sgmcmc.marginal.accuracy import quadrature_of, warn_of_quadrature
 from pymc_sgmcmc.marginal.marginalize import without_warning
 from pymc_sgmcmc.marginal.search import FEWEST_IN_NEED, MOST_RECORDS, local_structures
 from pymc_sgmcmc.posterior.graphs import shape_of
+from pymc_sgmcmc.posterior.position import untransformed
 from pymc_sgmcmc.pymc_private import quiet_logging
 from pymc_sgmcmc.record import INTEGRATED, PREFIX, QUADRATURE_POINTS
 from pymc_sgmcmc.sampling.workers import interrupts_noted
@@ -170,15 +171,14 @@ def groups_of(
                 str(error).split("\n")[0],
             )
     for structure in left:
-        if len(structure.names) < len(model.free_RVs):
-            records = structure.n_records // structure.n_groups
+        records = structure.n_records // structure.n_groups
+        if records > MOST_RECORDS and len(structure.names) < len(model.free_RVs):
             log.info(
-                "%s of %d groups stay in the model, %s.",
+                "%s of %d groups stay in the model, since the %d records of a group tell them "
+                "well.",
                 quoted(structure.names),
                 structure.n_groups,
-                f"since the {records} records of a group tell them well"
-                if records > MOST_RECORDS
-                else "where they have coordinates of their own",
+                records,
             )
             break
     return None
@@ -206,7 +206,9 @@ def groups_in_need(
         if of_joint:
             reason = "joint posterior is far from Gaussian"
             tried = [each for part in local_structures(model, FEWEST_IN_NEED) for each in part]
-        elif step.posterior.coordinates is not None:
+        elif (own := step.posterior.coordinates) is not None:
+            names = [untransformed(each.variable.name) for each in own.effects if not each.is_known]
+            log.info("%s stay in the model, in coordinates of their own.", quoted(names))
             return None, step
         else:
             reason = "step method moves effects as they are in the model"

@@ -215,7 +215,8 @@ class StochasticGradientStep(StepMethod):
         self._declare_stats()
         is_computed = setup.batch_size_from == "computed" and setup.local is None
         self._advises = is_computed and self._owns_all and not self._kind.takes_all_rows
-        in_model = self._advises and self.posterior.coordinates is None
+        takes_some = self.batch_size < self.posterior.n_rows
+        in_model = self._advises and takes_some and self.posterior.coordinates is None
         if better := advice_on_groups(given.model) if in_model else None:
             log.info("%s: %s", setup.name, better)
             self._advises = False
