@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +13,7 @@ from pytensor.graph.traversal import ancestors
 
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.posterior.bad_rows import WITHOUT_NAME
+from pymc_sgmcmc.posterior.chosen_rows import Choices, choices_of_rows, on_chosen_rows
 from pymc_sgmcmc.posterior.graphs import shape_of, value_of
 from pymc_sgmcmc.posterior.pooled_rows import Block, pooled
 from pymc_sgmcmc.posterior.reading import axes_of_length
@@ -42,14 +43,10 @@ def separate_ordinary_model(
     left_out = {
         variable for variable in model.data_vars if named_data and variable.name not in named_data
     }.difference(ancestors(observations))
-    full_terms: list[Term] = []
-    blocks: list[Block] = []
-    for term in terms.values():
-        block = _block(model, term, lengths, left_out)
-        if block is None:
-            full_terms.append(term)
-        else:
-            blocks.append(block)
+    choices = {name: choices_of_rows(term.log_density) for name, term in terms.items()}
+    found = {name: _block(model, term, choices, lengths, left_out) for name, term in terms.items()}
+    full_terms = tuple(terms[name] for name, block in found.items() if block is None)
+    blocks = [block for block in found.values() if block is not None]
     names = {block.term.name for block in blocks}
     missing = {name for name in lengths.keys() & observed.keys() if lengths[name] > 1} - names
     if missing or not blocks:
@@ -66,33 +63,61 @@ def separate_ordinary_model(
                 "has as many. Name data with the rows of the outcomes."
             )
     row_terms = [block.term for block in blocks]
+    copied = _left_behind(terms.values(), [*full_terms, *row_terms])
     leaves = [leaf for block in blocks for leaf in block.leaves.values()]
     n_rows = blocks[0].n_rows
     if len(numbers_of_rows) > 1:
         _refuse_groups(blocks)
         row_terms, leaves, n_rows = pooled(blocks)
     return SeparatedModel(
-        tuple(full_terms),
+        full_terms,
         tuple(row_terms),
         merge(leaves),
         n_rows,
         None,
         tuple(length for each in numbers_of_rows for length in _lengths_of_rows(model, each)),
+        copied=copied,
+    )
+
+
+def _left_behind(
+    terms: Iterable[Term], kept: Iterable[Term]
+) -> tuple[tuple[SharedVariable, np.ndarray], ...]:
+    """Shared variables that rows were chosen from, with copies of their values."""
+    after = set(ancestors([term.log_density for term in kept]))
+    return tuple(
+        (each, each.get_value())
+        for each in ancestors([term.log_density for term in terms])
+        if isinstance(each, SharedVariable) and each not in after
     )
 
 
 def _block(
-    model: Model, term: Term, lengths: Mapping[str, int], left_out: Collection[Variable]
+    model: Model,
+    term: Term,
+    choices: Mapping[str, Choices],
+    lengths: Mapping[str, int],
+    left_out: Collection[Variable],
 ) -> Block | None:
     """A term with its rows, None where it is to be evaluated in full."""
     possible = {lengths[term.name]} if term.name in lengths else set()
     if term.name in {potential.name for potential in model.potentials}:
-        possible = set(lengths.values())
-        if len(possible) > 1 and not term.log_density.type.ndim:
+        # Such as that of the rows that are censored, where the others are observed.
+        tables = set(lengths.values()) | {
+            choice.length
+            for name, length in lengths.items()
+            for choice in choices.get(name, {}).values()
+            if len(choice.numbers) == length
+        }
+        of_term = choices[term.name].values()
+        chosen = {len(choice.numbers) for choice in of_term if choice.length in tables}
+        possible = chosen or set(lengths.values())
+        if not term.log_density.type.ndim and (chosen or len(possible) > 1):
             return None  # A sum does not say which records it is over.
     blocks = []
     for length in possible:
-        computed = replace(term, log_density=computed_once(term.log_density, length))
+        graph = on_chosen_rows(term.log_density, choices[term.name], length)
+        computed = replace(term, log_density=computed_once(graph, length))
         if length > 1 and (leaves := _row_leaves(computed, length, left_out)):
             blocks.append(Block(computed, leaves, length))
     return blocks[0] if len(blocks) == 1 else None

@@ -126,7 +126,12 @@ def _own_shared(separated: SeparatedModel) -> SeparatedModel:
     full_terms, copied = _on_copies(separated.full_terms, set())
     row_terms, of_rows = _on_copies(separated.row_terms, rows)
     # Lengths of dimensions that run over the rows are those of the rows.
-    return replace(separated, full_terms=full_terms, row_terms=row_terms, copied=copied + of_rows)
+    return replace(
+        separated,
+        full_terms=full_terms,
+        row_terms=row_terms,
+        copied=separated.copied + copied + of_rows,
+    )
 
 
 def _on_copies(

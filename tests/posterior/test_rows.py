@@ -406,21 +406,10 @@ def test_prior_on_minibatched_data():
 # --- Rows that depend on each other -----------------------------------------------------------
 
 
-def lag_of_data_variable():
-    series = pm.Data("series", Y)
-    pm.Normal("y", pm.Normal("b") * series[:-1], 1.0, observed=Y[1:])
-
-
 def lag_by_concatenation():
     series = pm.Data("series", Y)
     lagged = pt.concatenate([[0.0], series[:-1]])
     pm.Normal("y", pm.Normal("b") * lagged, 1.0, observed=Y)
-
-
-def lag_in_potential():
-    b, series = pm.Normal("b"), pm.Data("series", Y)
-    pm.Potential("y", pm.logp(pm.Normal.dist(b * series[:-1], 1.0), series[1:]).sum())
-    pm.Normal("z", b, 1.0, observed=x)
 
 
 def autoregression():
@@ -486,9 +475,7 @@ def table_by_group():
 
 
 DEPENDENT = [
-    lag_of_data_variable,
     lag_by_concatenation,
-    lag_in_potential,
     autoregression,
     random_walk,
     gaussian_process,
