@@ -183,13 +183,7 @@ def check_separation(
             raise _not_finite(name, row, remedy)
         return candidate
 
-    shapes = zip(layout.variables, layout.shapes, strict=True)
-    by_row = {
-        variable: shape.index(separated.n_rows)
-        for variable, shape in shapes
-        if separated.n_rows in shape
-    }
-    return first_to_pass(separated.readings(by_row), check)
+    return first_to_pass(separated.readings(), check)
 
 
 def infinite_entries(separated: SeparatedModel) -> dict[str, tuple[int, int]]:

@@ -6,26 +6,46 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
+import pytensor.tensor as pt
 from pymc.model import Model
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
-from pytensor.graph.traversal import ancestors
+from pytensor.graph.replace import clone_replace
+from pytensor.graph.traversal import ancestors, toposort
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.subtensor import AdvancedSubtensor
+from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.posterior.bad_rows import WITHOUT_NAME
 from pymc_sgmcmc.posterior.chosen_rows import Choices, choices_of_rows, on_chosen_rows
-from pymc_sgmcmc.posterior.graphs import shape_of, value_of
+from pymc_sgmcmc.posterior.graphs import is_product, shape_of, value_of
 from pymc_sgmcmc.posterior.pooled_rows import Block, pooled
 from pymc_sgmcmc.posterior.reading import axes_of_length
 from pymc_sgmcmc.posterior.rows import RowLeaf, SeparatedModel, Term, is_whole, merge
 from pymc_sgmcmc.posterior.simplify import computed_once
 from pymc_sgmcmc.posterior.terms import check_total_size
 
+type Shapes = Mapping[Variable, tuple[int, ...]]
+"""Shapes of free variables."""
+
 
 def separate_ordinary_model(
-    model: Model, terms: dict[str, Term], rows: str | Sequence[str] | None
+    model: Model,
+    terms: dict[str, Term],
+    rows: str | Sequence[str] | None,
+    by_row: Shapes | None = None,
 ) -> SeparatedModel:
-    """Split of a model on the full data."""
+    """Split of a model on the full data.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    terms : dict
+    rows : str or sequence of str, optional
+    by_row : mapping, optional
+        Free variables z to read as ``z[row]`` in terms that have as many rows as z has entries.
+    """
     observed = {variable.name: variable for variable in model.observed_RVs}
     for variable in observed.values():
         check_total_size(variable, shape_of(model.rvs_to_values[variable]), drawn=False)
@@ -44,7 +64,10 @@ def separate_ordinary_model(
         variable for variable in model.data_vars if named_data and variable.name not in named_data
     }.difference(ancestors(observations))
     choices = {name: choices_of_rows(term.log_density) for name, term in terms.items()}
-    found = {name: _block(model, term, choices, lengths, left_out) for name, term in terms.items()}
+    found = {
+        name: _block(model, term, choices, lengths, left_out, by_row or {})
+        for name, term in terms.items()
+    }
     full_terms = tuple(terms[name] for name, block in found.items() if block is None)
     blocks = [block for block in found.values() if block is not None]
     names = {block.term.name for block in blocks}
@@ -98,6 +121,7 @@ def _block(
     choices: Mapping[str, Choices],
     lengths: Mapping[str, int],
     left_out: Collection[Variable],
+    by_row: Shapes,
 ) -> Block | None:
     """A term with its rows, None where it is to be evaluated in full."""
     possible = {lengths[term.name]} if term.name in lengths else set()
@@ -117,10 +141,41 @@ def _block(
     blocks = []
     for length in possible:
         graph = on_chosen_rows(term.log_density, choices[term.name], length)
+        graph = _with_entries_of_rows(graph, by_row, length)
         computed = replace(term, log_density=computed_once(graph, length))
         if length > 1 and (leaves := _row_leaves(computed, length, left_out)):
             blocks.append(Block(computed, leaves, length))
     return blocks[0] if len(blocks) == 1 else None
+
+
+def _with_entries_of_rows(graph: TensorVariable, by_row: Shapes, n_rows: int) -> TensorVariable:
+    """The same, with ``z[row]`` for z, where the number of the row is one of the data."""
+    number = pt.constant(np.arange(n_rows), name="number of the row")
+    entries: dict[Variable, Variable] = {}
+    for each, shape in by_row.items():
+        axis = shape.index(n_rows) if n_rows in shape else None
+        if axis is not None and not _is_taken_together(each, axis, graph):
+            entries[each] = each[(slice(None),) * axis + (number,)]
+    return clone_replace([graph], entries, rebuild_strict=False)[0] if entries else graph
+
+
+def _is_taken_together(variable: Variable, axis: int, graph: Variable) -> bool:
+    """Whether a graph selects entries along an axis by an index, or adds them up in a product."""
+    axes = {variable: axis - variable.type.ndim}  # from the last one, as they are broadcast
+    for node in toposort([graph]):
+        for place, each in enumerate(node.inputs):
+            if (at := axes.get(each)) is None:
+                continue
+            if isinstance(node.op, AdvancedSubtensor) and not place:
+                return True
+            if is_product(node) and at == -1 - place:
+                return True
+            if isinstance(node.op, Elemwise) or is_product(node):
+                axes[node.outputs[0]] = at
+            elif isinstance(node.op, DimShuffle):
+                order = node.op.new_order
+                axes[node.outputs[0]] = order.index(each.type.ndim + at) - len(order)
+    return False
 
 
 def _refuse_groups(blocks: Sequence[Block]) -> None:

@@ -177,7 +177,10 @@ class Posterior(EvaluatedPosterior):
             self._separated, columns = on_source(separate_rows(model, names, checked=checked), rows)
         else:
             refuse_first_rows(model)
-            self._separated = separate_rows(model, rows, needs_rows=needs_rows, checked=checked)
+            shapes = dict(zip(self.layout.variables, self.layout.shapes, strict=True))
+            self._separated = separate_rows(
+                model, rows, needs_rows=needs_rows, checked=checked, shapes=shapes
+            )
         # The groups of a source were checked where they were made, on the first records.
         if check and self.has_rows and groups is None:
             self._separated = check_separation(
@@ -189,7 +192,7 @@ class Posterior(EvaluatedPosterior):
                 checked=checked,
             )
         terms = [each for each in self._separated.full_terms if each.name not in without]
-        self._separated = replace(self._separated, full_terms=tuple(terms))
+        self._separated = replace(self._separated, full_terms=tuple(terms), by_row=None)
         self._rows: RowAccess
         if groups is not None:
             self._rows = groups

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
@@ -14,13 +14,11 @@ from pymc.data import MinibatchOp
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
-from pytensor.graph.traversal import ancestors, toposort
+from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
-from pytensor.tensor.elemwise import DimShuffle, Elemwise
-from pytensor.tensor.subtensor import AdvancedSubtensor
 from pytensor.tensor.type import TensorType
 
-from pymc_sgmcmc.posterior.graphs import Length, is_product, rebuild
+from pymc_sgmcmc.posterior.graphs import Length, rebuild
 from pymc_sgmcmc.posterior.position import PositionLayout
 
 
@@ -177,6 +175,9 @@ class SeparatedModel:
         Shared variables of the model that hold no rows, with copies of their values.
     first_rows_only : bool
         Whether the data of the model are the first rows of a source, which say nothing of others.
+    by_row : callable, optional
+        The split where free variables with an entry for each row are selected from by its number,
+        None where there are none.
     """
 
     full_terms: tuple[Term, ...]
@@ -189,6 +190,7 @@ class SeparatedModel:
     only_beside_rows: bool = False
     copied: tuple[tuple[SharedVariable, np.ndarray], ...] = ()
     first_rows_only: bool = False
+    by_row: Callable[[], SeparatedModel | None] | None = field(default=None, repr=False)
 
     def row_log_densities(
         self, rows: Sequence[TensorVariable], length: TensorVariable
@@ -238,15 +240,8 @@ class SeparatedModel:
     def _whole_arrays(self) -> list[Variable]:
         return list(filter(is_whole, ancestors([term.log_density for term in self.row_terms])))
 
-    def readings(self, by_row: Mapping[Variable, int] | None = None) -> list[SeparatedModel]:
-        """Possible readings of the graph. The first is this one, which is the most likely.
-
-        Parameters
-        ----------
-        by_row : mapping of Variable to int, optional
-            Free variables with as many entries along an axis as there are rows. In the last
-            readings the entries are those of the rows, as in models with an effect of each record.
-        """
+    def readings(self) -> Iterator[SeparatedModel]:
+        """Possible readings of the graph. The first is this one, which is the most likely."""
         numbers = [
             leaf
             for leaf in self.leaves
@@ -261,25 +256,10 @@ class SeparatedModel:
             variables = tuple(variable for leaf in numbers for variable in leaf.variables)
             others = tuple(leaf for leaf in self.leaves if leaf not in numbers)
             readings.append(replace(self, leaves=others, row_numbers=variables))
-        readings += [replace(reading, only_beside_rows=True) for reading in readings]
-        if by_row and not self.first_rows_only and self.batch_size is None:
-            readings.append(self._with_entries_of_rows(by_row))
-        return readings
-
-    def _with_entries_of_rows(self, by_row: Mapping[Variable, int]) -> SeparatedModel:
-        """The same, with ``z[row]`` for z, where the number of the row is one of the data."""
-        numbers = pt.constant(np.arange(self.n_rows))
-        leaf = RowLeaf("the number of the row", (numbers,), numbers.data, is_data=False)
-        row_terms = []
-        for term in self.row_terms:
-            entries = {
-                each: each[(slice(None),) * axis + (numbers,)]
-                for each, axis in by_row.items()
-                if not _is_taken_together(each, axis, term.log_density)
-            }
-            graph = clone_replace(term.log_density, entries, rebuild_strict=False)
-            row_terms.append(replace(term, log_density=graph))
-        return replace(self, row_terms=tuple(row_terms), leaves=(*self.leaves, leaf))
+        yield from readings
+        yield from (replace(reading, only_beside_rows=True) for reading in readings)
+        if self.by_row is not None and (reading := self.by_row()) is not None:
+            yield reading
 
     def widest_row(self, layout: PositionLayout) -> int:
         """Elements of a row of all data, or of the widest intermediate result that has rows.
@@ -301,25 +281,6 @@ class SeparatedModel:
             if None in shape:
                 widths.append(int(np.prod([size for size in shape if size is not None])))
         return max(widths)
-
-
-def _is_taken_together(variable: Variable, axis: int, graph: Variable) -> bool:
-    """Whether a graph selects entries along an axis by an index, or adds them up in a product."""
-    axes = {variable: axis - variable.type.ndim}  # from the last one, as they are broadcast
-    for node in toposort([graph]):
-        for place, each in enumerate(node.inputs):
-            if (at := axes.get(each)) is None:
-                continue
-            if isinstance(node.op, AdvancedSubtensor) and not place:
-                return True
-            if is_product(node) and at == -1 - place:
-                return True
-            if isinstance(node.op, Elemwise) or is_product(node):
-                axes[node.outputs[0]] = at
-            elif isinstance(node.op, DimShuffle):
-                order = node.op.new_order
-                axes[node.outputs[0]] = order.index(each.type.ndim + at) - len(order)
-    return False
 
 
 def record_of(

@@ -17,6 +17,7 @@ The split is not trusted: `pymc_sgmcmc.posterior.check` evaluates it numerically
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -30,7 +31,7 @@ from pytensor.tensor.type import TensorType
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.posterior.graphs import minibatch_nodes, rebuild, shape_of
 from pymc_sgmcmc.posterior.minibatch_rows import separate_minibatch_model
-from pymc_sgmcmc.posterior.ordinary_rows import separate_ordinary_model
+from pymc_sgmcmc.posterior.ordinary_rows import Shapes, separate_ordinary_model
 from pymc_sgmcmc.posterior.rows import RowLeaf, SeparatedModel, Term, is_whole
 from pymc_sgmcmc.posterior.terms import model_terms
 from pymc_sgmcmc.posterior.unsupported import check_parameters, refuse_unsupported
@@ -48,6 +49,7 @@ def separate_rows(
     *,
     needs_rows: bool = True,
     checked: bool = False,
+    shapes: Shapes | None = None,
 ) -> SeparatedModel:
     """Split the log density of a model into a part without rows and a sum over rows.
 
@@ -65,6 +67,8 @@ def separate_rows(
         are evaluated in full.
     checked : bool
         Whether the log density is minus infinity where a parameter of a distribution is invalid.
+    shapes : mapping, optional
+        Shapes of the value variables of which each row may have an entry.
 
     Raises
     ------
@@ -86,7 +90,14 @@ def separate_rows(
         return _own_shared(_separate_without_rows(terms))
     nodes = minibatch_nodes([term.log_density for term in terms.values()])
     if not nodes:
-        return _own_shared(separate_ordinary_model(model, terms, rows))
+
+        def by_row() -> SeparatedModel | None:
+            with suppress(ModelError):
+                return _own_shared(separate_ordinary_model(model, terms, rows, shapes))
+            return None
+
+        separated = _own_shared(separate_ordinary_model(model, terms, rows))
+        return replace(separated, by_row=by_row if shapes else None)
     if rows is not None:
         raise ModelError(
             "`rows` is for ordinary models, but this one uses `pm.Minibatch`. Leave `rows` out, "

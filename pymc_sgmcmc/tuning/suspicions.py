@@ -37,10 +37,11 @@ def no_guide(posterior: Posterior, rows: Subsample, center: Center) -> str | Non
     scales = misfit.scales
     worst = labels[int(np.argmax(np.nan_to_num(np.abs(misfit.gradient), nan=np.inf)))]
     if center.collapsed:
-        cause = (
-            "The search for the mode ended at a scale of zero: write group effects such as "
-            f"{labels[center.collapsed[0]]} non-centred."
-        )
+        cause = "The search for the mode ended at a scale of zero"
+        if posterior.coordinates is None:
+            effect = labels[center.collapsed[0]]
+            cause += f": write group effects such as {effect} non-centred"
+        cause += "."
     elif center.is_mode and not center.curvature.is_flat and center.distance > FARTHEST_CENTER:
         cause = (
             f"The search for the mode ended {center.distance:.3g} standard deviations from it: "

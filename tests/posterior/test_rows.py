@@ -548,6 +548,16 @@ def test_variables_as_long_as_the_rows_by_chance(rng):
     agrees(model, Posterior(model))
 
 
+def test_local_variables_of_one_of_two_lengths():
+    """Groups are the rows of one outcome and are selected by those of the other."""
+    of_groups = np.arange(GROUP.max() + 1.0)
+    with pm.Model() as model:
+        u = pm.Normal("u", shape=len(of_groups))
+        pm.Normal("y", u[GROUP], 1.0, observed=Y)
+        pm.Normal("of_groups", 2 * u, 1.0, observed=of_groups)
+    agrees(model, Posterior(model))
+
+
 def test_entries_of_a_local_variable_that_rows_share():
     def summed():
         pm.Normal("y", pm.math.cumsum(pm.Normal("z", shape=N_ROWS)), 1.0, observed=Y)
