@@ -48,9 +48,10 @@ def local_structures(
     """Structures of local variables to integrate out, and of those to leave in the model.
 
     The latter have large groups, or are normal effects that have coordinates of their own in the
-    model, see `pymc_sgmcmc.posterior.effects`, of several factors or in no more than `MOST_JOINT`
-    coordinates. Both begin with the structures of most groups, and of variables for the same groups
-    all together come before each by itself. None has fewer groups than given.
+    model, see `pymc_sgmcmc.posterior.effects`: of several factors, or in no more than `MOST_JOINT`
+    coordinates, and `MOST_COORDINATES` if a level has several. Both begin with the structures of
+    most groups, and of variables for the same groups all together come before each by itself. None
+    has fewer groups than given.
 
     Parameters
     ----------
@@ -64,8 +65,15 @@ def local_structures(
         every = list(_structures(model, FEWEST_IN_NEED))
         whole = [each for each in every if not any(_is_part(each, other) for other in every)]
         crossed = sum(_is_factor(model, each) for each in whole) > 1
-        if crossed or _n_coordinates(model) <= MOST_JOINT:
-            worthwhile = [each for each in worthwhile if not _is_normal(model, each)]
+        count = _n_coordinates(model)
+
+        def stays(structure: LocalStructure) -> bool:
+            # Several effects of a level are standardised together in short positions alone.
+            together = [each for each in structures if _is_part(structure, each)] or [structure]
+            most = MOST_JOINT if together[0].block_size == 1 else min(MOST_JOINT, MOST_COORDINATES)
+            return _is_normal(model, structure) and (crossed or count <= most)
+
+        worthwhile = [each for each in worthwhile if not stays(each)]
     return worthwhile, [each for each in structures if each not in worthwhile]
 
 
