@@ -161,8 +161,9 @@ class LangevinStepSize(Adaptation):
         step_sizes = float(state["step_sizes"])
         for step_size in seen.step_sizes[seen.thin - 1 :: seen.thin]:
             step_sizes += float(step_size)
-        path, last = np.stack([seen.positions, seen.gradients]).astype(float), state["last"]
+        last = state["last"]
         if self._searches:
+            path = np.stack([seen.positions, seen.gradients]).astype(float)
             # Pairs of successive transitions lie in one draw, or in two draws of one transition.
             length = max(seen.thin, 1 + self._successive)
             if draws * seen.thin % length:
@@ -213,8 +214,8 @@ class LangevinStepSize(Adaptation):
         step_size = self._law.step_size(noise, self._largest, MARGIN * self._bias)
         step_size = min(step_size, self._longest)
         if self._successive:
-            present = state["step_sizes"] / draws
-            step_size = min(step_size, np.sqrt(step_size * present))
+            present = float(state["step_sizes"]) / draws
+            step_size = min(step_size, float(np.sqrt(step_size * present)))
         return float(np.clip(step_size / self._step_size, SMALLEST_FACTOR, most))
 
 

@@ -283,12 +283,12 @@ class EffectCoordinates:
         # What others are scaled by stays as it is.
         factors = set(ancestors([each.factor for each in effects]))
         effects = [each for each in effects if each.variable not in factors]
-        joint = _joint_block(effects, most_joint) if layout.dimension <= DENSE_DIMENSION else []
+        is_short = layout.dimension <= DENSE_DIMENSION
+        joint = _joint_block(effects, most_joint) if is_short else []
         self.layout = layout
         self.effects = tuple(each for each in effects if each in joint or not each.is_whole)
         self.joint = tuple(each for each in self.effects if each in joint)
         self.beside = tuple(each for each in self.effects if each not in joint)
-        is_short = layout.dimension <= DENSE_DIMENSION
         self.blocks = _level_blocks(self.effects, joint) if is_short else []
         count, others = (sum(map(_size, part)) for part in (self.joint, self.beside))
         # Single precision would lose the root where rows say a million times what the prior says.

@@ -150,13 +150,16 @@ def _block(
 
 def _with_entries_of_rows(graph: TensorVariable, by_row: Shapes, n_rows: int) -> TensorVariable:
     """The same, with ``z[row]`` for z, where the number of the row is one of the data."""
+    axes = {each: shape.index(n_rows) for each, shape in by_row.items() if n_rows in shape}
+    if not axes:
+        return graph  # There may be many rows to number.
     number = pt.constant(np.arange(n_rows), name="number of the row")
-    entries: dict[Variable, Variable] = {}
-    for each, shape in by_row.items():
-        axis = shape.index(n_rows) if n_rows in shape else None
-        if axis is not None and not _is_taken_together(each, axis, graph):
-            entries[each] = each[(slice(None),) * axis + (number,)]
-    return clone_replace([graph], entries, rebuild_strict=False)[0] if entries else graph
+    entries: dict[Variable, Variable] = {
+        each: each[(slice(None),) * axis + (number,)]
+        for each, axis in axes.items()
+        if not _is_taken_together(each, axis, graph)
+    }
+    return clone_replace([graph], entries, rebuild_strict=False)[0]
 
 
 def _is_taken_together(variable: Variable, axis: int, graph: Variable) -> bool:

@@ -207,8 +207,8 @@ def groups_in_need(
             reason = "joint posterior is far from Gaussian"
             tried = [each for part in local_structures(model, FEWEST_IN_NEED) for each in part]
         elif (own := step.posterior.coordinates) is not None:
-            names = [untransformed(each.variable.name) for each in own.effects if not each.is_known]
-            log.info("%s stay in the model, in coordinates of their own.", quoted(names))
+            stay = [untransformed(each.variable.name) for each in own.effects if not each.is_known]
+            log.info("%s stay in the model, in coordinates of their own.", quoted(stay))
             return None, step
         else:
             reason = "step method moves effects as they are in the model"

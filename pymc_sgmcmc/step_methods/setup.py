@@ -312,9 +312,7 @@ class Setup:
             if error.local is None:
                 raise
             call = remedy(settings.model, [error.local])
-            advised = ModelError(f"{error} Use {call or 'NUTS'}.")
-            advised.local = error.local
-            raise advised from error.__cause__
+            raise ModelError(f"{error} Use {call or 'NUTS'}.") from error.__cause__
 
     def mirrored(self) -> SharedVariable | None:
         """The coordinates that are mirrored at zero, for dynamics."""
