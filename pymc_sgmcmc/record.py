@@ -67,8 +67,8 @@ OF_CHAIN = "chain_"
 """The names of matrices in terms of the coordinates of a chain begin with this word, where it has
 its own ones for effects of groups."""
 
-INFORMATION, SCORE = "effects_information", "effects_score"
-"""These arrays of the settings are what these coordinates know of effects."""
+EFFECTS = "effects"
+"""This array of the settings has what is known of effects in coordinates of their own."""
 
 HALF_STEP = "sgmcmc_half_step"
 """This group of a trace has the errors of the means, measured at the whole and half the step
@@ -150,8 +150,8 @@ class RunSettings:
         variables = {}
         for name, values in self.arrays.items():
             dims: tuple[str, ...] = (DIMENSION, column_dimension)[: values.ndim]
-            if name == KEPT_ROWS:
-                dims = ("kept_row",)
+            if name in (KEPT_ROWS, EFFECTS):
+                dims = (f"{name}_entry",)
             elif name.endswith(("vectors", "factors")):
                 dims = (DIMENSION, name.rpartition("_")[0] + "_direction")[-values.ndim :]
             elif "_of_" in name:  # elements of a sparse matrix

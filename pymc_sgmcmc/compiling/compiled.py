@@ -130,11 +130,13 @@ PYTHON_MODE = Mode(linker=NumpyLinker(), optimizer="minimum_compile").register(*
 """In this mode NumPy evaluates a graph as it stands. It serves for functions that are called only a
 few times."""
 
-WRONG_REWRITES = ("local_merge_alloc", "local_sumsqr2dot")
+UNWANTED_REWRITES = ("local_merge_alloc", "local_sumsqr2dot", "local_greedy_distributor")
 """The first of these rewrites of PyTensor takes an array of length one that is repeated for a shape
 error, where the length is no constant of the graph. Derivatives of groups with several local
 variables have such arrays. The second one fails, and prints so, where a sum over two axes has the
-square of a product whose first factor is an input: normal vectors at several positions."""
+square of a product whose first factor is an input: normal vectors at several positions. The third
+takes most of the time of long sums of products, such as the elements of Cholesky factors, and saves
+few of them."""
 
 
 @node_rewriter([Assert])
@@ -155,7 +157,7 @@ for _stage in ("canonicalize", "specialize"):
 NUMPY_MODE = (
     Mode(linker=NumpyLinker(), optimizer="fast_run")
     .including(WITHOUT_BROADCAST_CHECKS)
-    .excluding("fusion", "inplace", "local_pow_to_nested_squaring", *WRONG_REWRITES)
+    .excluding("fusion", "inplace", "local_pow_to_nested_squaring", *UNWANTED_REWRITES)
     .register((inline_inner_graphs, _BEFORE_OTHER_REWRITES), *_use_numpy)
 )
 """In this mode NumPy evaluates a simplified graph. On large arrays it is as fast as C code where
@@ -233,7 +235,7 @@ def compile_on_arrays(
     with pytensor.config.change_flags(cxx=""):  # The inner function of a scan is NumPy's too.
         function = compile_quietly(inputs, outputs, mode, **options)
     if pytensor.config.cxx and not runs_on_arrays(function):
-        in_c = get_mode("CVM").excluding(*WRONG_REWRITES)
+        in_c = get_mode("CVM").excluding(*UNWANTED_REWRITES)
         return compile_quietly(inputs, outputs, in_c, **options)
     return function
 

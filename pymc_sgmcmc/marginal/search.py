@@ -48,10 +48,9 @@ def local_structures(
     """Structures of local variables to integrate out, and of those to leave in the model.
 
     The latter have large groups, or are normal effects that have coordinates of their own in the
-    model, see `pymc_sgmcmc.posterior.effects`: of several factors, or in no more than `MOST_JOINT`
-    coordinates, and `MOST_COORDINATES` if a level has several. Both begin with the structures of
-    most groups, and of variables for the same groups all together come before each by itself. None
-    has fewer groups than given.
+    model, see `pymc_sgmcmc.posterior.effect_coordinates`: of several factors, or in no more than
+    `MOST_JOINT` coordinates. Both begin with the structures of most groups, and of variables for
+    the same groups all together come before each by itself. None has fewer groups than given.
 
     Parameters
     ----------
@@ -68,10 +67,7 @@ def local_structures(
         count = _n_coordinates(model)
 
         def stays(structure: LocalStructure) -> bool:
-            # Several effects of a level are standardised together in short positions alone.
-            together = [each for each in structures if _is_part(structure, each)] or [structure]
-            most = MOST_JOINT if together[0].block_size == 1 else min(MOST_JOINT, MOST_COORDINATES)
-            return _is_normal(model, structure) and (crossed or count <= most)
+            return _is_normal(model, structure) and (crossed or count <= MOST_JOINT)
 
         worthwhile = [each for each in worthwhile if not stays(each)]
     return worthwhile, [each for each in structures if each not in worthwhile]
@@ -211,9 +207,9 @@ def _has_unknown_scale(model: Model, structure: LocalStructure) -> bool:
 def _is_worthwhile(structure: LocalStructure, coordinates: int) -> bool:
     """Whether groups are small, or several effects of each make the position too long.
 
-    Other long positions are sampled as they are, see `pymc_sgmcmc.posterior.effects`: those that
-    would be long without these variables too, as with another factor, and those of many records
-    for each effect.
+    Other long positions are sampled as they are, see `pymc_sgmcmc.posterior.effect_coordinates`:
+    those that would be long without these variables too, as with another factor, and those of many
+    records for each effect.
     """
     if coordinates - structure.n_groups * structure.block_size > MOST_COORDINATES:
         return False

@@ -26,7 +26,8 @@ from pymc_sgmcmc.compiling.compiled import (
 )
 from pymc_sgmcmc.posterior.bad_rows import parameters_error
 from pymc_sgmcmc.posterior.check import check_separation
-from pymc_sgmcmc.posterior.effects import EffectCoordinates, find_effects
+from pymc_sgmcmc.posterior.effect_coordinates import EffectCoordinates
+from pymc_sgmcmc.posterior.effects import find_effects
 from pymc_sgmcmc.posterior.evaluation import EvaluatedPosterior
 from pymc_sgmcmc.posterior.graphs import changed_variable
 from pymc_sgmcmc.posterior.group_access import (
@@ -106,7 +107,7 @@ class Posterior(EvaluatedPosterior):
         Metropolis decisions need. Otherwise it has any value or NaN there.
     standardizes : bool
         Whether the position has coordinates of its own for effects of groups, see
-        `pymc_sgmcmc.posterior.effects`. Otherwise all are value variables.
+        `pymc_sgmcmc.posterior.effect_coordinates`. Otherwise all are value variables.
     without : sequence of str
         Variables whose priors are left out, as in maximum likelihood.
 

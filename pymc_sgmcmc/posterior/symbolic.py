@@ -15,7 +15,7 @@ from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.compiling.compiled import inline_inner_graphs
-from pymc_sgmcmc.posterior.effects import EffectCoordinates
+from pymc_sgmcmc.posterior.effect_coordinates import EffectCoordinates
 from pymc_sgmcmc.posterior.graphs import by_weights
 from pymc_sgmcmc.posterior.position import PositionLayout
 from pymc_sgmcmc.posterior.reading import Reading, before_casts

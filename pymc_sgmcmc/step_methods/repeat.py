@@ -14,11 +14,10 @@ from pymc_sgmcmc.errors import CenterWarning
 from pymc_sgmcmc.matrices import Dense, Diagonal, Implicit, Matrix
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.record import (
-    INFORMATION,
+    EFFECTS,
     KEPT_ROWS,
     LAW,
     OF_CHAIN,
-    SCORE,
     stored_matrix,
     stored_rows,
 )
@@ -80,10 +79,10 @@ def repeated_step(
     compile_kwargs : mapping, optional
     """
     kwargs = None if compile_kwargs is None else dict(compile_kwargs)
-    information, of = stored_matrix(arrays, INFORMATION), ""
-    posterior = Posterior(model, rows=stored_rows(settings), standardizes=information is not None)
-    if information is not None and posterior.coordinates is not None:
-        posterior.coordinates.restore(information, np.asarray(arrays[SCORE], dtype=float))
+    has_effects, of = EFFECTS in arrays.data_vars, ""
+    posterior = Posterior(model, rows=stored_rows(settings), standardizes=has_effects)
+    if has_effects and posterior.coordinates is not None:
+        posterior.coordinates.restore(np.asarray(arrays[EFFECTS], dtype=float))
         of = OF_CHAIN
     center = _center(posterior, arrays, of)
     of_kind = {"refresh": int(settings["refresh"])} if "refresh" in settings else {}

@@ -12,14 +12,13 @@ from pymc_sgmcmc.gradient_estimators import GradientEstimator
 from pymc_sgmcmc.matrices import Implicit
 from pymc_sgmcmc.record import (
     COMPUTED,
+    EFFECTS,
     GIVEN,
-    INFORMATION,
     KEPT_ROWS,
     LAW,
     MEAN_SHIFT,
     MIRRORED,
     OF_CHAIN,
-    SCORE,
     SETUP_PASSES,
     SETUP_SECONDS,
     SOURCE,
@@ -91,7 +90,7 @@ def run_settings(setup: Setup, design: Design) -> RunSettings:
             arrays[MEAN_SHIFT] = np.asarray(setup.known_center.bend, dtype=np.float64)
         matrices[f"{of}precision"] = setup.known_center.curvature.precision
         if own is not None and setup.known_center.curvature.is_dense:
-            matrices[INFORMATION], arrays[SCORE] = own.known
+            arrays[EFFECTS] = own.known
     for name, matrix in matrices.items():
         if isinstance(matrix, Implicit):
             arrays.update({f"{name}_{part}": values for part, values in matrix.parts.items()})

@@ -25,9 +25,9 @@ from pymc_sgmcmc.dynamics import LAWS
 from pymc_sgmcmc.posterior.position import layout_from_model
 from pymc_sgmcmc.record import (
     DIMENSION,
+    EFFECTS,
     GIVEN,
     HALF_STEP,
-    INFORMATION,
     LAW,
     SETTINGS,
     STEP_METHODS,
@@ -70,8 +70,9 @@ def check_rerun(idata: DataTree, settings: dict[str, Any], model: pm.Model) -> N
     by_hand = settings.get("estimator_from") == GIVEN
     is_known = settings.get(LAW) in LAWS and (by_hand or settings.get("gradient") in ESTIMATORS)
     group, local = idata.children.get(SETTINGS), stored_local(settings)
-    names = ("preconditioner", INFORMATION)
-    has_matrix = group is not None and any(stored_matrix(group, name) is not None for name in names)
+    has_matrix = group is not None and (
+        stored_matrix(group, "preconditioner") is not None or EFFECTS in group.data_vars
+    )
     refused = {
         f"in which one step method moves all variables, but the trace is of "
         f"{settings.get(STEP_METHODS)} step methods": STEP_METHODS in settings,

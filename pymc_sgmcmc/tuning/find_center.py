@@ -29,8 +29,8 @@ from pymc_sgmcmc.tuning.gaussian import (
     MOST_ITERATIONS,
     PAIRS_ALONG_COORDINATES,
     MismatchAlongCoordinates,
-    growth,
     is_guide,
+    next_radius,
 )
 from pymc_sgmcmc.tuning.judge import ControlVariates, with_steepest
 from pymc_sgmcmc.tuning.mean_field import mean_field
@@ -142,7 +142,7 @@ def _settled_mode(
     return center
 
 
-def _information(posterior: Posterior, subsample: Subsample, position: np.ndarray) -> Diagonal:
+def _information(posterior: Posterior, subsample: Subsample, position: np.ndarray) -> np.ndarray:
     """What rows say of each effect of own coordinates where the others are known.
 
     It is the second derivative in the position of the rows, by random signs. It is exact for levels
@@ -162,7 +162,7 @@ def _information(posterior: Posterior, subsample: Subsample, position: np.ndarra
         ahead, behind = np.split(posterior.gradient_of_rows(ends, rows)[:, column], 2)
         change = np.mean(signs[:, column] * (behind - ahead), axis=0)
         found[column] = subsample.weight * np.maximum(change, 0.0) / (2 * width)
-    return Diagonal(np.nan_to_num(found))
+    return np.nan_to_num(found)
 
 
 def _long_center(
@@ -264,9 +264,8 @@ def _nearest_of_effects(
         if ends and renews:
             break
         # While the distance falls by the steps, these double and the curvature remains.
-        factor = growth(radius, length, longest)
-        renews = ends or number < SPREADING_STEPS or factor <= 1
-        radius *= factor
+        taken, radius = min(radius, length), next_radius(radius, length, longest)
+        renews = ends or number < SPREADING_STEPS or radius <= taken
         length = longest
         mean = mean + step * min(1.0, radius / longest)
     return mean, curvature, gradient

@@ -444,7 +444,7 @@ def fit_gaussian(
         # Each step goes half the way, since full steps can cycle around a skewed posterior.
         change = (1 + np.abs(values)) / 2
         longest = float(np.abs(_mean_step(vectors, misfit.gradient, change, np.inf)).max())
-        radius = max(1.0, radius * growth(radius, length, longest))
+        radius = max(1.0, next_radius(radius, length, longest))
         length = longest
         step = _mean_step(vectors, misfit.gradient, change, radius)
         mean, root = mean + root @ step, _rescaled(root, vectors, change)
@@ -485,15 +485,19 @@ def _is_hopeless(shifts: list[float]) -> bool:
     return bool(before) and min(last) > max(BEYOND_DOUBT, min(before))
 
 
-def growth(radius: float, before: float, after: float) -> float:
-    """Factor of the radius of steps, by the distances to the end before and after the last step.
+def next_radius(radius: float, before: float, after: float) -> float:
+    """Radius of the next step, by the distances to the end before and after the last step.
 
-    It is two if the distance fell by a quarter of the step or more, since such steps are too short.
-    On the way to a larger log scale, where the density is an exponential, it falls by half of them.
+    It is twice the length of that if the distance fell by a quarter of it or more, since such steps
+    are too short. On the way to a larger log scale, where the density is an exponential, it falls
+    by half of them. A step that was shorter than its radius makes the next one no longer than
+    that, or one standard deviation, within which the curvature is known: where a curvature from a
+    few points is wrong, a step would go far away otherwise.
     """
-    if after <= before - 0.25 * min(radius, before):
-        return 2.0
-    return 0.5 if after > before else 1.0
+    taken = min(radius, before)
+    if after <= before - 0.25 * taken:
+        return max(1.0, 2 * taken)
+    return taken / 2 if after > before else taken
 
 
 def _mean_step(

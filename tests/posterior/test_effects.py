@@ -8,9 +8,10 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
+from scipy import sparse
 
 from pymc_sgmcmc.matrices import Dense, Diagonal
-from pymc_sgmcmc.posterior import Posterior, posterior
+from pymc_sgmcmc.posterior import Posterior, effect_coordinates, posterior
 
 ROWS, TYPES, GROUPS, ITEMS = 90, 3, 8, 5
 
@@ -89,13 +90,13 @@ def test_few_levels_and_coefficients_are_a_joint_block(rng):
     """Those of many levels are beside it, and coefficients of predictors are not found alone."""
     model = nested_model("centred")
     own = Posterior(model, standardizes=True).coordinates
-    names = [each.variable.name for each in own.joint]
+    names = [each.variable.name for each in own.joint.effects]
     assert names == ["mean", "slope", "types", "groups", "items"]
     with model:
         many = pm.Normal("many", 0, pm.HalfNormal("of_many"), shape=40)
         pm.Normal("z", many[np.arange(ROWS) % 40], observed=np.zeros(ROWS))
     own = Posterior(model, standardizes=True).coordinates
-    assert [each.variable.name for each in own.joint] == names
+    assert [each.variable.name for each in own.joint.effects] == names
     assert own.apart.sum() == 40
     with pm.Model() as regression:
         slopes = pm.Normal("slopes", shape=3)
@@ -179,7 +180,7 @@ def test_effects_beside_a_joint_block_follow_it(rng):
         u = pm.Normal("u", mean + slope * share, scales[1], shape=40)
         pm.Normal("y", (scales[0] * z)[few] + u[levels], 0.5, observed=y)
     own = Posterior(model, standardizes=True)
-    assert [each.variable.name for each in own.coordinates.joint] == ["mean", "slope", "z"]
+    assert [each.variable.name for each in own.coordinates.joint.effects] == ["mean", "slope", "z"]
     start = own.coordinates.to_coordinates(rng.normal(size=47) / 3)
     for _ in range(2):
         start = start_of_effects(own, start)
@@ -192,8 +193,11 @@ def test_effects_beside_a_joint_block_follow_it(rng):
         np.testing.assert_allclose(gradients[:, 2:], -of_effects, atol=1e-4)
 
 
-def intercepts_and_slopes(centred, second=None):
-    """An intercept and a slope of each group in variables of their own, and its mean and scales.
+FORMS = ["centred", "standardised", "columns", "rows", "correlated", "multivariate"]
+
+
+def intercepts_and_slopes(form, second=None):
+    """An intercept and a slope of each group, and hyperparameters before them.
 
     Records say much of a sum of both, since the predictor is far from zero.
     """
@@ -201,51 +205,76 @@ def intercepts_and_slopes(centred, second=None):
     group = np.repeat(np.arange(levels), 5)
     x, y = 3 + rng.normal(size=len(group)), rng.normal(size=len(group))
     with pm.Model() as model:
-        scales = pm.HalfNormal("scales", shape=2)
-        if centred:
-            u = pm.Normal("u", 0, scales[0], shape=levels)
-            v = pm.LogNormal("v", 0, scales[1], shape=levels)
+        if form in ("correlated", "multivariate"):
+            deviations = pm.Exponential.dist(1.0, shape=2)
+            root, *_ = pm.LKJCholeskyCov("root", n=2, eta=2, sd_dist=deviations)
         else:
-            u = scales[0] * pm.Normal("u", shape=levels)
-            v = pm.math.exp(scales[1] * pm.Normal("v", shape=levels))
-        slope = pt.log(v)[group if second is None else second]
+            scales = pm.HalfNormal("scales", shape=2)
+        match form:
+            case "centred":
+                u = pm.Normal("u", 0, scales[0], shape=levels)
+                v = pt.log(pm.LogNormal("v", 0, scales[1], shape=levels))
+            case "standardised":
+                u = scales[0] * pm.Normal("u", shape=levels)
+                v = pt.log(pm.math.exp(scales[1] * pm.Normal("v", shape=levels)))
+            case "columns":
+                both = pm.Normal("u", 0, scales, shape=(levels, 2))
+                u, v = both[:, 0], both[:, 1]
+            case "rows":
+                both = scales[:, None] * pm.Normal("u", shape=(2, levels))
+                u, v = both[0], both.T[:, 1]
+            case "correlated":
+                both = pt.dot(pm.Normal("u", shape=(levels, 2)), root.T)
+                u, v = both[:, 0], both[:, 1]
+            case "multivariate":
+                both = pm.MvNormal("u", [0.0, 0.0], chol=root, shape=(levels, 2))
+                u, v = both[:, 0], both[:, 1]
+        slope = v[group if second is None else second]
         pm.Normal("y", u[group] + slope * x, 0.5, observed=y)
     return model
 
 
-@pytest.mark.parametrize("centred", [True, False])
-def test_effects_of_the_same_levels_are_independent_of_their_scales(rng, centred):
+@pytest.mark.parametrize("is_long", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+def test_effects_of_the_same_levels_are_independent_of_their_scales(
+    form, is_long, rng, monkeypatch
+):
     """Intercept and slope of a group are one normal vector given their scales, at any scales."""
-    own = Posterior(intercepts_and_slopes(centred), standardizes=True)
-    start = own.initial_position
+    if is_long:
+        monkeypatch.setattr(effect_coordinates, "DENSE_DIMENSION", 0)
+    own = Posterior(intercepts_and_slopes(form), standardizes=True)
+    start, hyper = own.initial_position, own.dimension - 80
     for _ in range(2):  # The second time from where the effects are those of the first.
-        start = own.coordinates.adapted(start, Dense(hessian(own, start)))
-        start = start_of_effects(own, start)
+        precision = sparse.csr_array(hessian(own, start))
+        start = own.coordinates.adapted(start, precision if is_long else Dense(precision.toarray()))
+        start = start_of_effects(own, start, hyper)
     own.coordinates.adapted(start, Dense(hessian(own, start)))
-    for sizes in ((1e-3, 1e-3), (0.5, 2.0), (30.0, 1e-2)):
+    for sizes in ((1e-3, 1e-3, 1e-3), (0.5, 1.0, 2.0), (30.0, 1.0, 1e-2)):
         of_effects = rng.normal(size=(3, 80))
-        positions = np.concatenate([np.tile(np.log(sizes), (3, 1)), of_effects], axis=1)
+        given = np.log(sizes) if hyper == 3 else np.log(sizes)[[0, 2]]
+        positions = np.concatenate([np.tile(given, (3, 1)), of_effects], axis=1)
         gradients = np.array([own.gradient(each) for each in positions])
-        np.testing.assert_allclose(gradients[:, 2:], -of_effects, atol=1e-4)
+        np.testing.assert_allclose(gradients[:, hyper:], -of_effects, atol=1e-4)
 
 
-@pytest.mark.parametrize("centred", [True, False])
-def test_blocks_of_levels(rng, centred):
-    model = intercepts_and_slopes(centred)
+@pytest.mark.parametrize("form", FORMS)
+def test_blocks_of_levels(form, rng):
+    model = intercepts_and_slopes(form)
     pair = Posterior(model), Posterior(model, standardizes=True)
-    (block,) = pair[1].coordinates.blocks
-    assert [each.variable.name for each in block.effects] == ["u", "v_log__" if centred else "v"]
+    (block,) = pair[1].coordinates.beside
+    assert block.places.shape == (40, 2)
     test_the_map_has_an_inverse(pair, rng)
     test_density_has_the_jacobian(pair, rng)
+    test_derivatives_of_the_position_of_the_rows(pair, rng)
     test_gradients_of_the_variables(pair, rng)
     test_what_is_known_is_restored(pair, rng)
 
 
 def test_effects_of_other_levels_are_no_block(rng):
-    model = intercepts_and_slopes(True, rng.integers(40, size=200))
+    model = intercepts_and_slopes("centred", rng.integers(40, size=200))
     own = Posterior(model, standardizes=True).coordinates
     assert len(own.effects) == 2
-    assert not own.blocks
+    assert [len(each.effects) for each in own.beside] == [1, 1]
 
 
 def hessian(posterior, position):
@@ -256,11 +285,11 @@ def hessian(posterior, position):
     return (behind - ahead) / 2e-5
 
 
-def start_of_effects(posterior, position):
+def start_of_effects(posterior, position, hyper=2):
     """The position with effects at their mode given the scales, by one step of Newton."""
     precision, gradient = hessian(posterior, position), posterior.gradient(position)
-    step = np.linalg.solve(precision[2:, 2:], gradient[2:])
-    return np.concatenate([position[:2], position[2:] + step])
+    step = np.linalg.solve(precision[hyper:, hyper:], gradient[hyper:])
+    return np.concatenate([position[:hyper], position[hyper:] + step])
 
 
 def several_coefficients(form, coefficients=3):
@@ -410,7 +439,7 @@ def test_what_is_known_is_restored(pair, rng):
     known = own.coordinates.known
     away(own, rng)
     assert np.abs(own.coordinates.to_values(positions) - values).max() > 0.01
-    own.coordinates.restore(*known)
+    own.coordinates.restore(known)
     np.testing.assert_allclose(own.coordinates.to_values(positions), values, rtol=1e-12)
 
 

@@ -556,15 +556,13 @@ def test_normal_effects_stay_up_to_a_number_of_coordinates(monkeypatch):
     assert search.local_structures(model)[0]
 
 
-@pytest.mark.parametrize(("n_groups", "stay"), [(200, True), (300, False)])
-def test_several_effects_of_a_level_stay_in_short_positions(n_groups, stay, monkeypatch):
+def test_several_effects_of_a_level_stay(monkeypatch):
     monkeypatch.setattr(search, "MOST_JOINT", 5000)
-    codes = np.repeat(np.arange(n_groups), 3)
+    codes = np.repeat(np.arange(300), 3)
     with pm.Model() as model:
-        u, v = (pm.Normal(name, shape=n_groups) * pm.HalfNormal(f"of_{name}") for name in "uv")
-        pm.Normal("y", u[codes] + v[codes] * np.tile([-1, 0, 1], n_groups), observed=codes % 5.0)
-    names = [each.names for each in search.local_structures(model)[0]]
-    assert names[:1] == ([] if stay else [("u", "v")])
+        u, v = (pm.Normal(name, shape=300) * pm.HalfNormal(f"of_{name}") for name in "uv")
+        pm.Normal("y", u[codes] + v[codes] * np.tile([-1, 0, 1], 300), observed=codes % 5.0)
+    assert search.local_structures(model)[0] == []
 
 
 def test_effects_that_a_step_method_moves_as_they_are_do_not_stay(monkeypatch, caplog):
