@@ -76,6 +76,9 @@ class LangevinStepSize(Adaptation):
         The centre, with c and H.
     longest : float
         No step is longer.
+    largest_force : float
+        Where the dynamics take a larger gradient for one of this size, so does the estimate of the
+        noise: one excursion would make the step tiny.
     """
 
     only_tunes = True
@@ -89,10 +92,11 @@ class LangevinStepSize(Adaptation):
         bias: float,
         center: Center,
         longest: float = np.inf,
+        largest_force: float = np.finfo(float).max,
     ):
         self.transitions = FIRST_WINDOW * thin
         self._law, self._bias, self._step_size = law, bias, step_size
-        self._longest = longest
+        self._longest, self._largest_force = longest, largest_force
         self._preconditioner = preconditioner
         self._center = center.position
         self._precision = center.curvature.precision
@@ -154,8 +158,9 @@ class LangevinStepSize(Adaptation):
         products, residuals, counts = (
             state[name].copy() for name in ("products", "residuals", "counts")
         )
-        recorded = seen.gradients[seen.thin - 1 :: seen.thin]
-        moved = recorded.astype(float) @ self._preconditioner
+        gradients = self._tamed(seen.gradients.astype(float))
+        recorded = gradients[seen.thin - 1 :: seen.thin]
+        moved = recorded @ self._preconditioner
         for square in moved**2 / self._preconditioner.diagonal():
             excess += square
         step_sizes = float(state["step_sizes"])
@@ -163,7 +168,7 @@ class LangevinStepSize(Adaptation):
             step_sizes += float(step_size)
         last = state["last"]
         if self._searches:
-            path = np.stack([seen.positions, seen.gradients]).astype(float)
+            path = np.stack([seen.positions.astype(float), gradients])
             # Pairs of successive transitions lie in one draw, or in two draws of one transition.
             length = max(seen.thin, 1 + self._successive)
             if draws * seen.thin % length:
@@ -193,6 +198,11 @@ class LangevinStepSize(Adaptation):
             "residuals": residuals,
             "counts": counts,
         }
+
+    def _tamed(self, gradients: np.ndarray) -> np.ndarray:
+        """Gradients as the dynamics take them."""
+        forces = np.sqrt(np.einsum("ij,ij->i", gradients, gradients @ self._preconditioner))
+        return gradients * (self._largest_force / np.maximum(forces, self._largest_force))[:, None]
 
     def _factor(self, state: AdaptationState) -> float:
         """Step size to use, in units of the computed one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import pytensor.tensor as pt
 
 from pymc_sgmcmc.dynamics.base import Array, Auxiliary, Gradient, State, Transition, folded
@@ -39,8 +40,26 @@ class AveragedLangevin(Langevin):
 
     Where a coordinate is mirrored, so is the noise that the next transition takes.
 
-    The attributes are those of `Langevin`.
+    With a largest force F the drift is tamed (Brosse et al. 2019): it is shorter where
+    :math:`f = (\hat\nabla^\top M \hat\nabla)^{1/2} > F`, by the factor F / f. Where the curvature
+    or the noise grows along a bent posterior, a chain that comes there by chance returns, which
+    would leave for ever otherwise. On a posterior that is nearly Gaussian f is the length of a
+    normal vector, which is hardly ever so large.
+
+    The other attributes are those of `Langevin`.
+
+    Attributes
+    ----------
+    largest_force : scalar, optional
+        F, with no bound by default.
+
+    References
+    ----------
+    N. Brosse, A. Durmus, É. Moulines and S. Sabanis (2019). The tamed unadjusted Langevin
+    algorithm. *Stochastic Processes and their Applications* 129, 3638-3663.
     """
+
+    largest_force: Array | None = None
 
     integrated: ClassVar[Law] = AVERAGED
 
@@ -63,6 +82,10 @@ class AveragedLangevin(Langevin):
         position, before = state
         estimate = gradient(position)
         drift = self.preconditioner @ estimate
+        if self.largest_force is not None:
+            # The least number keeps the root of zero from being divided by.
+            square = pt.maximum(pt.dot(estimate, drift), np.finfo(np.float32).tiny)
+            drift = drift * pt.minimum(1.0, self.largest_force / pt.sqrt(square))
         following = position + 0.5 * step_size * drift + (before + scaled_noise)
         reflected = folded(following, self.mirrored)
         if self.mirrored is not None:

@@ -774,7 +774,14 @@ def _tuning(design: Design, setup: Setup) -> tuple[Adaptation, ...]:
     assert isinstance(pace.step_size, float)
     return (
         LangevinStepSize(
-            law, matrix, pace.thin, pace.step_size, setup.bias, setup.center, pace.choice.longest
+            law,
+            matrix,
+            pace.thin,
+            pace.step_size,
+            setup.bias,
+            setup.center,
+            pace.choice.longest,
+            pace.choice.largest_force if law.averaged else np.finfo(float).max,
         ),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Unpack
 
 from pymc_sgmcmc.checks import one_of
@@ -107,7 +108,11 @@ class SGLD(StochasticGradientStep):
         matrix, root = setup.preconditioner()
         pace = setup.pace(lambda: setup.closed_form(root, tuned=True))
         matrices = matrix.map(setup.shared), root.map(setup.shared)
-        return Design(self._dynamics(*matrices, setup.mirrored()), pace)
+        dynamics = self._dynamics(*matrices, setup.mirrored())
+        if isinstance(dynamics, AveragedLangevin) and pace.choice is not None:
+            force = setup.shared(pace.choice.largest_force)
+            dynamics = replace(dynamics, largest_force=force)
+        return Design(dynamics, pace)
 
 
 class SGLDCV(SGLD):

@@ -181,7 +181,7 @@ def _by_newton(
         if not progress and (is_of_nearest or not is_quick):
             return None
         # The next step goes as much nearer as the last one did.
-        ends = is_quick and distance**2 <= CENTER_TOLERANCE * before < np.inf
+        ends = is_quick and distance * distance <= CENTER_TOLERANCE * before < np.inf
         if at_nearest is None or distance <= before:
             nearest, at_nearest, before = position, gradient, distance
         is_of_nearest = not progress

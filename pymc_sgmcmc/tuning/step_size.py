@@ -8,6 +8,7 @@ import numpy as np
 
 from pymc_sgmcmc.batching import Batching
 from pymc_sgmcmc.dynamics.law import EULER, Law
+from pymc_sgmcmc.gradient_estimators.center_difference import reach
 from pymc_sgmcmc.matrices import Matrix
 from pymc_sgmcmc.tuning.center import Center
 
@@ -36,6 +37,9 @@ class StepSizeChoice:
     longest : float
         No step is longer, whatever the stated error: so that no single row moves a chain far, and
         so that it is stable where the posterior is steepest within reach of a long run.
+    largest_force : float
+        Gradients of a Gaussian posterior with this noise are hardly ever larger, in units of the
+        preconditioner.
     noise : float
         :math:`\lambda_{\max}(MV)`, gradient noise in units of curvature.
     curvature, smallest_curvature : float
@@ -47,6 +51,7 @@ class StepSizeChoice:
     step_size: float
     error: float
     longest: float
+    largest_force: float
     noise: float
     curvature: float
     smallest_curvature: float
@@ -98,8 +103,16 @@ def choose_step_size(
     if batching.without_replacement:
         ratio = ratio * n_rows / (n_rows - 1 + ratio)
     needed = int(np.clip(np.ceil(ratio), 1, n_rows))
+    force = reach(len(center.position)) * np.sqrt(curvature + noise)
     return StepSizeChoice(
-        float(step_size), inflation, float(longest), float(noise), curvature, smallest, needed
+        float(step_size),
+        inflation,
+        float(longest),
+        float(force),
+        float(noise),
+        curvature,
+        smallest,
+        needed,
     )
 
 
