@@ -27,6 +27,7 @@ MOST_RECOVERED = 10_000
 """Draws for more groups than this would take gigabytes, and minutes in proportion."""
 SHOWN = {
     "ours": "`marginalize`, `SGLDCV()`",
+    "euler": '`marginalize`, `SGLDCV(gradient="cv", integrator="euler")`',
     "local": '`SGLDCV(gradient=LocalSampling("z"))`',
     "nuts": "NUTS of PyMC",
     "nutpie": "nutpie",
@@ -35,6 +36,7 @@ OPTIONS = {
     "groups": ((1000, 10_000, 100_000, 1_000_000),),
     "records": ((10, 67), "of a group, and of a large one"),
     "large": ((300, 3000), "numbers of large groups"),
+    "euler": ((1000,), "for Euler's scheme and first order"),
     "nuts": ((1000, 10_000), "for NUTS"),
     "nutpie": ((1000, 10_000), "for nutpie"),
     "local": ((1000,), "for `LocalSampling`"),
@@ -102,6 +104,16 @@ def run_ours(model: Any, draws: int) -> Result:
     return found
 
 
+def run_euler(model: Any, draws: int) -> Result:
+    """`marginalize` and the algorithm of Baker et al. as they print it."""
+    from pymc_sgmcmc import SGLDCV
+    from pymc_sgmcmc.marginal import marginalize
+
+    with marginalize(model, "z"):
+        step = SGLDCV(gradient="cv", integrator="euler")
+        return of_step(step, *timed_draws(step, draws, 500, chains=1))
+
+
 def run_local(model: Any, draws: int) -> Result:
     """`SGLDCV(gradient=LocalSampling(...))`, which samples the intercepts by Fisher's identity."""
     from pymc_sgmcmc import SGLDCV, LocalSampling
@@ -138,6 +150,8 @@ def results(settings: Any) -> Iterator[Result]:
     contenders = [
         ("ours", few, settings.groups),
         ("ours", many, settings.large),
+        ("euler", few, settings.euler),
+        ("euler", many, settings.large[:1]),
         ("local", few, settings.local),
         ("nuts", few, settings.nuts),
         ("nutpie", few, settings.nutpie),
