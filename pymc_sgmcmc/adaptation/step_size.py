@@ -92,7 +92,7 @@ class LangevinStepSize(Adaptation):
         bias: float,
         center: Center,
         longest: float = np.inf,
-        largest_force: float = np.finfo(float).max,
+        largest_force: float = np.inf,
     ):
         self.transitions = FIRST_WINDOW * thin
         self._law, self._bias, self._step_size = law, bias, step_size
@@ -201,6 +201,8 @@ class LangevinStepSize(Adaptation):
 
     def _tamed(self, gradients: np.ndarray) -> np.ndarray:
         """Gradients as the dynamics take them."""
+        if not np.isfinite(self._largest_force):
+            return gradients
         forces = np.sqrt(np.einsum("ij,ij->i", gradients, gradients @ self._preconditioner))
         return gradients * (self._largest_force / np.maximum(forces, self._largest_force))[:, None]
 

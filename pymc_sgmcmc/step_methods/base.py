@@ -781,7 +781,7 @@ def _tuning(design: Design, setup: Setup) -> tuple[Adaptation, ...]:
             setup.bias,
             setup.center,
             pace.choice.longest,
-            pace.choice.largest_force if law.averaged else np.finfo(float).max,
+            pace.choice.largest_force if law.averaged else np.inf,
         ),
     )
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Unpack
 
+import numpy as np
+
 from pymc_sgmcmc.checks import one_of
 from pymc_sgmcmc.dynamics import AveragedLangevin, Langevin
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
@@ -109,9 +111,9 @@ class SGLD(StochasticGradientStep):
         pace = setup.pace(lambda: setup.closed_form(root, tuned=True))
         matrices = matrix.map(setup.shared), root.map(setup.shared)
         dynamics = self._dynamics(*matrices, setup.mirrored())
-        if isinstance(dynamics, AveragedLangevin) and pace.choice is not None:
-            force = setup.shared(pace.choice.largest_force)
-            dynamics = replace(dynamics, largest_force=force)
+        force = np.inf if pace.choice is None else pace.choice.largest_force
+        if isinstance(dynamics, AveragedLangevin) and np.isfinite(force):
+            dynamics = replace(dynamics, largest_force=setup.shared(force))
         return Design(dynamics, pace)
 
 

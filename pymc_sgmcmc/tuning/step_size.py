@@ -11,6 +11,7 @@ from pymc_sgmcmc.dynamics.law import EULER, Law
 from pymc_sgmcmc.gradient_estimators.center_difference import reach
 from pymc_sgmcmc.matrices import Matrix
 from pymc_sgmcmc.tuning.center import Center
+from pymc_sgmcmc.tuning.gaussian import NONE
 
 VARIANCE_INFLATION = 0.05
 """By default the stationary variance may exceed that of the posterior by this relative amount. A
@@ -38,8 +39,8 @@ class StepSizeChoice:
         No step is longer, whatever the stated error: so that no single row moves a chain far, and
         so that it is stable where the posterior is steepest within reach of a long run.
     largest_force : float
-        Gradients of a Gaussian posterior with this noise are hardly ever larger, in units of the
-        preconditioner.
+        Gradients are hardly ever larger, in units of the preconditioner. It is infinite where it is
+        not known that a Gaussian is near the posterior.
     noise : float
         :math:`\lambda_{\max}(MV)`, gradient noise in units of curvature.
     curvature, smallest_curvature : float
@@ -103,17 +104,27 @@ def choose_step_size(
     if batching.without_replacement:
         ratio = ratio * n_rows / (n_rows - 1 + ratio)
     needed = int(np.clip(np.ceil(ratio), 1, n_rows))
-    force = reach(len(center.position)) * np.sqrt(curvature + noise)
     return StepSizeChoice(
         float(step_size),
         inflation,
         float(longest),
-        float(force),
+        _largest_force(center, curvature, noise),
         float(noise),
         curvature,
         smallest,
         needed,
     )
+
+
+def _largest_force(center: Center, curvature: float, noise: float) -> float:
+    """Length that gradients have where a Gaussian vector of this curvature and noise is longest.
+
+    The mean square of a gradient is the mean curvature over the posterior (Stein's identity).
+    """
+    if not center.is_guide or center.misfit is NONE:
+        return np.inf
+    over_posterior = curvature * max(1.0, float(center.misfit.scales[-1]))
+    return reach(len(center.position)) * float(np.sqrt(over_posterior + noise))
 
 
 def largest_step_of_rows(largest: float, batch_size: int) -> float:

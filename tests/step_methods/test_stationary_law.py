@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytensor
+import pytensor.tensor as pt
 import pytest
+from pytensor.graph.replace import vectorize_graph
+from scipy import sparse, special
 
 from pymc_sgmcmc import SGLD, Plain
 from pymc_sgmcmc.batching import ShuffledWindows
 from pymc_sgmcmc.dynamics import AveragedLangevin
-from pymc_sgmcmc.matrices import Dense
+from pymc_sgmcmc.matrices import Dense, Diagonal
 from tests.support.exact_law import all_indices
 from tests.support.linear_gaussian import (
     LinearGaussian,
@@ -115,6 +119,76 @@ def test_averaged_noises_of_exact_gradients_have_the_law_of_the_posterior(proble
     np.testing.assert_allclose(
         correlation, (1 - step_size / 4) * np.eye(DIMENSION), atol=2 * Z_BOUND / np.sqrt(CHAINS)
     )
+
+
+def drift_of(gradient, step_size, force):
+    """Where one transition without noise takes each of several positions of one coordinate."""
+    one = Diagonal(np.ones(1))
+    dynamics = AveragedLangevin(one, one, largest_force=force)
+    position, none = pt.vector("position"), pt.zeros(1)
+    state = dynamics.transition((position, none), gradient, none, step_size).state[0]
+    positions = pt.matrix("positions")
+    function = pytensor.function(
+        [positions], vectorize_graph(state, {position: positions}), mode="FAST_COMPILE"
+    )
+    return lambda values: function(values.reshape(-1, 1)).reshape(values.shape)
+
+
+@pytest.mark.parametrize(("force", "returns"), [(None, False), (4.0, True)])
+def test_a_tamed_chain_returns(force, returns):
+    """From where the curvature is far larger than the step is stable for."""
+    moved, position = drift_of(lambda at: -(at**3), 0.5, force), np.array([8.0, -20.0])
+    with np.errstate(all="ignore"):
+        for _ in range(40):
+            position = moved(position)
+    assert np.all(np.abs(position) < 2) == returns
+
+
+def moments_of_scheme(moved, step_size, ends):
+    """Mean and variance of the positions of averaged noises, by quadrature.
+
+    The position is that of a Markov chain, which has the drift and a whole noise, and half a noise.
+    """
+    grid, (nodes, weights) = np.linspace(*ends, 1601), np.polynomial.hermite_e.hermegauss(161)
+    nodes, weights = nodes[weights > 1e-14], weights[weights > 1e-14] / weights.sum()
+    positions = grid[:, None] + 0.5 * np.sqrt(step_size) * nodes
+    following = moved(positions) + 0.5 * np.sqrt(step_size) * nodes
+    spacing = grid[1] - grid[0]
+    places = np.clip((following - grid[0]) / spacing, 0, len(grid) - 1.001)
+    first, part = places.astype(int), places % 1
+    rows = np.repeat(np.arange(len(grid)), len(nodes))
+    matrix = sum(
+        sparse.csr_array(
+            ((weights * share).ravel(), ((first + number).ravel(), rows)), shape=(len(grid),) * 2
+        )
+        for number, share in enumerate((1 - part, part))
+    )
+    masses = np.exp(-0.5 * grid**2)
+    for _ in range(int(60 / step_size)):
+        masses = matrix @ masses
+    masses = masses[:, None] * weights / masses.sum()
+    mean = (masses * positions).sum()
+    return mean, (masses * positions**2).sum() - mean**2
+
+
+@pytest.mark.parametrize("step_size", [0.4, 1.0])
+def test_taming_hardly_changes_the_law(step_size):
+    """Of the logarithm of a gamma variable of shape 3, whose skewness is -.6."""
+    shape, scale = 3.0, 1 / np.sqrt(3.0)
+
+    def gradient(at):
+        return scale * shape * (1 - pt.exp(scale * at))
+
+    expected = special.digamma(shape) - np.log(shape), special.polygamma(1, shape)
+    for force, most in ((None, 0.004), (4.0, 0.004), (1.0, np.inf)):
+        moved = drift_of(gradient, step_size, force)
+        mean, variance = moments_of_scheme(moved, step_size, (-18.0, 11.0))
+        errors = (
+            abs(scale * mean - expected[0]) / np.sqrt(expected[1]),
+            abs(variance * scale**2 / expected[1] - 1),
+        )
+        assert max(errors) < most
+    assert max(errors) > 0.05  # A force that acts on many draws would show.
 
 
 @pytest.mark.slow
