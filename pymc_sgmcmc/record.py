@@ -63,6 +63,9 @@ variances that are too large by a factor of two, to first order."""
 LAW = "law"
 """This setting names the law of the dynamics, where a formula of it is known."""
 
+LARGEST_FORCE = "largest_force"
+"""This setting is the length of the gradient beyond which the drift is tamed."""
+
 OF_CHAIN = "chain_"
 """The names of matrices in terms of the coordinates of a chain begin with this word, where it has
 its own ones for effects of groups."""

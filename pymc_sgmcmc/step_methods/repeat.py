@@ -16,6 +16,7 @@ from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.record import (
     EFFECTS,
     KEPT_ROWS,
+    LARGEST_FORCE,
     LAW,
     OF_CHAIN,
     stored_matrix,
@@ -100,7 +101,7 @@ def repeated_step(
     with model, warnings.catch_warnings():
         # The user has seen the warnings about this centre in the first run.
         warnings.simplefilter("ignore", CenterWarning)
-        return SGLD(
+        step = SGLD(
             step_size=step_size,
             preconditioner=stored_matrix(arrays, f"{of}preconditioner"),
             gradient=estimator,
@@ -109,6 +110,9 @@ def repeated_step(
             compile_kwargs=kwargs,
             center=center,
         )
+    # Its step size does not tell where the drift was tamed.
+    step.largest_force.set_value(np.asarray(settings.get(LARGEST_FORCE, np.inf), posterior.dtype))
+    return step
 
 
 def _center(posterior: Posterior, arrays: Any, of: str) -> Center | None:

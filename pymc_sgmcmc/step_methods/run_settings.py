@@ -15,6 +15,7 @@ from pymc_sgmcmc.record import (
     EFFECTS,
     GIVEN,
     KEPT_ROWS,
+    LARGEST_FORCE,
     LAW,
     MEAN_SHIFT,
     MIRRORED,
@@ -72,6 +73,14 @@ def run_settings(setup: Setup, design: Design) -> RunSettings:
     if setup.matrix is not None:
         is_name = isinstance(setup.matrix, str)
         attributes["preconditioner_from"] = setup.matrix if is_name else GIVEN
+    law = design.dynamics.law
+    if (
+        choice is not None
+        and law is not None
+        and law.averaged
+        and np.isfinite(choice.largest_force)
+    ):
+        attributes[LARGEST_FORCE] = choice.largest_force
     if choice is not None:
         attributes["noise"] = choice.noise
         attributes["curvature"] = choice.curvature

@@ -111,9 +111,11 @@ class SGLD(StochasticGradientStep):
         pace = setup.pace(lambda: setup.closed_form(root, tuned=True))
         matrices = matrix.map(setup.shared), root.map(setup.shared)
         dynamics = self._dynamics(*matrices, setup.mirrored())
+        # Where a step size is given, neither noise nor curvature need be known.
         force = np.inf if pace.choice is None else pace.choice.largest_force
-        if isinstance(dynamics, AveragedLangevin) and np.isfinite(force):
-            dynamics = replace(dynamics, largest_force=setup.shared(force))
+        self.largest_force = setup.shared(force, "largest_force")
+        if isinstance(dynamics, AveragedLangevin):
+            dynamics = replace(dynamics, largest_force=self.largest_force)
         return Design(dynamics, pace)
 
 

@@ -87,6 +87,9 @@ def test_every_setting_but_the_step_size(case):
     where_from |= {"rows", "setup_passes", "setup_seconds"}
     compared = set(expected.attributes) - OF_THE_STEP_SIZE - where_from
     compared -= {"sampler"}  # `SGLD` with the law and the gradient of the run
+    compared -= {"largest_force"}  # no setting of it
+    force = expected.attributes.get("largest_force", np.inf)
+    assert second.largest_force.get_value() == pytest.approx(force)
     assert compared >= {"law", "gradient", "batching", "batch_size", "n_rows", "kept_rows"}
     for name in compared:
         assert actual.attributes[name] == expected.attributes[name], name
