@@ -21,6 +21,7 @@ from pymc_sgmcmc.tuning.gaussian import (
     _is_hopeless,
     fit_gaussian,
     mismatch,
+    next_radius,
     steepest_curvature,
 )
 from pymc_sgmcmc.tuning.judge import ControlVariates
@@ -477,3 +478,18 @@ def test_steps_become_longer_far_away():
     assert found.converged
     # E exp(-2x) = 1 at the mean of the nearest Gaussian.
     np.testing.assert_allclose(found.mean, found.root[0] ** 2, atol=3e-4)
+
+
+@pytest.mark.parametrize(
+    ("radius", "before", "after", "expected"),
+    [
+        (1.0, np.inf, 80.0, 2.0),  # the first step, of one standard deviation
+        (8.0, 60.0, 53.0, 16.0),
+        (8.0, 60.0, 59.0, 8.0),
+        (8.0, 60.0, 70.0, 4.0),
+        (16.0, 0.3, 0.1, 1.0),  # a short step ended near
+        (16.0, 0.3, 40.0, 0.15),  # the curvature became wrong
+    ],
+)
+def test_radius_of_the_next_step(radius, before, after, expected):
+    assert next_radius(radius, before, after) == pytest.approx(expected)
