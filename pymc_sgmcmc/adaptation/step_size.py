@@ -158,7 +158,7 @@ class LangevinStepSize(Adaptation):
         products, residuals, counts = (
             state[name].copy() for name in ("products", "residuals", "counts")
         )
-        gradients = self._tamed(seen.gradients.astype(float))
+        gradients = self._tamed(seen.gradients.astype(float), seen.step_sizes)
         recorded = gradients[seen.thin - 1 :: seen.thin]
         moved = recorded @ self._preconditioner
         for square in moved**2 / self._preconditioner.diagonal():
@@ -199,12 +199,13 @@ class LangevinStepSize(Adaptation):
             "counts": counts,
         }
 
-    def _tamed(self, gradients: np.ndarray) -> np.ndarray:
+    def _tamed(self, gradients: np.ndarray, step_sizes: np.ndarray) -> np.ndarray:
         """Gradients as the dynamics take them."""
         if not np.isfinite(self._largest_force):
             return gradients
         forces = np.sqrt(np.einsum("ij,ij->i", gradients, gradients @ self._preconditioner))
-        return gradients * (self._largest_force / np.maximum(forces, self._largest_force))[:, None]
+        largest = self._largest_force / np.minimum(1.0, step_sizes)
+        return gradients * (largest / np.maximum(forces, largest))[:, None]
 
     def _factor(self, state: AdaptationState) -> float:
         """Step size to use, in units of the computed one."""

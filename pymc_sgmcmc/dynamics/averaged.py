@@ -40,8 +40,9 @@ class AveragedLangevin(Langevin):
 
     Where a coordinate is mirrored, so is the noise that the next transition takes.
 
-    With a largest force F the drift is tamed (Brosse et al. 2019): it is shorter where
-    :math:`f = (\hat\nabla^\top M \hat\nabla)^{1/2} > F`, by the factor F / f. Where the curvature
+    With a largest force F the drift is tamed (Brosse et al. 2019): where
+    :math:`f = (\hat\nabla^\top M \hat\nabla)^{1/2}` is larger than F / h, for h below 1, it is
+    shorter by the factor F / (h f), so that nothing is tamed as h goes to zero. Where the curvature
     or the noise grows along a bent posterior, a chain that comes there by chance returns, which
     would leave for ever otherwise. On a posterior that is nearly Gaussian f is the length of a
     normal vector, which is hardly ever so large.
@@ -85,7 +86,8 @@ class AveragedLangevin(Langevin):
         if self.largest_force is not None:
             # The least number keeps the root of zero from being divided by.
             square = pt.maximum(pt.dot(estimate, drift), np.finfo(np.float32).tiny)
-            drift = drift * pt.minimum(1.0, self.largest_force / pt.sqrt(square))
+            most = self.largest_force / pt.minimum(1.0, step_size)
+            drift = drift * pt.minimum(1.0, most / pt.sqrt(square))
         following = position + 0.5 * step_size * drift + (before + scaled_noise)
         reflected = folded(following, self.mirrored)
         if self.mirrored is not None:
