@@ -579,6 +579,16 @@ def test_locations_that_leave_the_range_of_numbers(rng, no_joint_block):
     assert own.jacobian(own.to_coordinates(np.zeros(14))).shape == (14, 14)
 
 
+def test_jacobian_of_a_scale_of_many_cells(rng):
+    """280 entries of one scale, of which PyTensor's rewrites count 24."""
+    first, second = rng.integers(40, size=ROWS), rng.integers(7, size=ROWS)
+    with pm.Model() as model:
+        cells = pm.Normal("cells", 0, pm.HalfNormal("scale"), shape=(40, 7))
+        pm.Normal("y", cells[first, second], 1, observed=rng.normal(size=ROWS))
+    pair = Posterior(model), Posterior(model, standardizes=True)
+    test_density_has_the_jacobian(pair, rng)
+
+
 def test_factors_that_repeat_effects(rng):
     """Effects times several factors have no factor of their shape."""
     kind, group = rng.integers(2, size=40), rng.integers(6, size=40)
