@@ -133,16 +133,14 @@ few times."""
 UNWANTED_REWRITES = (
     "local_merge_alloc",
     "local_sumsqr2dot",
-    "local_careduce_of_alloc",
     "local_greedy_distributor",
 )
 """The first of these rewrites of PyTensor takes an array of length one that is repeated for a shape
 error, where the length is no constant of the graph. Derivatives of groups with several local
 variables have such arrays. The second one fails, and prints so, where a sum over two axes has the
 square of a product whose first factor is an input: normal vectors at several positions. The third
-multiplies the lengths of axes as numbers of 8 bits: the sum of ones of shape (40, 7) is 24. The
-last one takes most of the time of long sums of products, such as the elements of Cholesky factors,
-and saves few of them."""
+takes most of the time of long sums of products, such as the elements of Cholesky factors, and saves
+few of them."""
 
 
 @node_rewriter([Assert])
