@@ -13,15 +13,19 @@ chain meets on average. Both expectations are computed from gradients at points 
 
 A Gaussian that is too wide has points where the log density bends upwards, steeply where it has
 products or exponentials of parameters. Newton steps would widen the Gaussian further and diverge,
-so the search takes absolute values of negative curvatures (Dauphin et al. 2014). Where kinks or
-heavy tails prevent convergence, steps of decreasing size at new points average over many more
-points (Robbins and Monro 1951).
+so the search takes absolute values of negative curvatures (Dauphin et al. 2014). Where steps turn
+back, as around a skewed posterior, only a part of them is taken, so that they do not cycle (Irons
+and Tuck 1969). Where heavy tails prevent convergence, steps of decreasing size at new points
+average over many more points (Robbins and Monro 1951).
 
 References
 ----------
 Y. N. Dauphin, R. Pascanu, C. Gulcehre, K. Cho, S. Ganguli and Y. Bengio (2014). Identifying and
 attacking the saddle point problem in high-dimensional non-convex optimization. *Advances in
 Neural Information Processing Systems* 27.
+
+B. M. Irons and R. C. Tuck (1969). A version of the Aitken accelerator for computer iteration.
+*International Journal for Numerical Methods in Engineering* 1, 275-277.
 
 M. Opper and C. Archambeau (2009). The variational Gaussian approximation revisited. *Neural
 Computation* 21, 786-792.
@@ -428,6 +432,7 @@ def fit_gaussian(
     shifts: list[float] = []
     means: list[np.ndarray] = []
     radius, length = 1.0, np.inf  # The curvature is known within the Gaussian.
+    wanted, moved = np.zeros(len(mean)), np.zeros(len(mean))
     for iteration in range(steps if settles else 0):
         misfit = mismatch(gradients, mean, root, np.random.default_rng(1747))
         if not np.isfinite(misfit.shift):
@@ -441,13 +446,15 @@ def fit_gaussian(
         values, vectors = linalg.eigh(misfit.precision)
         if np.abs(values).max() < FLAT:  # It would run away where the density is constant.
             return Gaussian(mean, root, False)
-        # Each step goes half the way, since full steps can cycle around a skewed posterior.
+        # The precision goes half the way, since that of a wide Gaussian is uncertain.
         change = (1 + np.abs(values)) / 2
         longest = float(np.abs(_mean_step(vectors, misfit.gradient, change, np.inf)).max())
         radius = max(1.0, next_radius(radius, length, longest))
         length = longest
         step = _mean_step(vectors, misfit.gradient, change, radius)
-        mean, root = mean + root @ step, _rescaled(root, vectors, change)
+        part = _relaxation(*(linalg.solve(root, each) for each in (moved, wanted)), step)
+        wanted, moved = root @ step, part * (root @ step)
+        mean, root = mean + moved, _rescaled(root, vectors, change**part)
         # A precision has twice the relative error of a standard deviation.
         small = np.abs(step).max() < CONVERGED_SHIFT
         if small and np.abs(values - 1).max() < 2 * CONVERGED_SHIFT:
@@ -498,6 +505,18 @@ def next_radius(radius: float, before: float, after: float) -> float:
     if after <= before - 0.25 * taken:
         return max(1.0, 2 * taken)
     return taken / 2 if after > before else taken
+
+
+def _relaxation(moved: np.ndarray, wanted: np.ndarray, step: np.ndarray) -> float:
+    """Part of a step to take after another one, of which a part was taken.
+
+    Where the step turns back, it is the part after which no step would follow if they were linear
+    in the position.
+    """
+    change = step - wanted
+    if not step @ wanted < 0:
+        return 1.0
+    return min(1.0, float(-moved @ change / (change @ change)))
 
 
 def _mean_step(

@@ -89,8 +89,9 @@ def nearest_gaussian(
 
     The search for that begins at the nearest Gaussian with independent coordinates, first from the
     mode, and where that ends at no Gaussian near the posterior, from the start of the search for
-    the mode. Where no Gaussian is near, the centre is that which differs least from the posterior.
-    A Gaussian of zero width counts as far from the posterior.
+    the mode; in the other order where the mode is too far away. Where no Gaussian is near, the
+    centre is that which differs least from the posterior. A Gaussian of zero width counts as far
+    from the posterior.
 
     Parameters
     ----------
@@ -182,7 +183,7 @@ def _nearest(
     begins = [(mode.position, mode.curvature.conditional_deviations), (start, scale)]
     if collapsed(mode):
         begins = begins[1:]  # A search that begins at a scale of zero hardly leaves it.
-    elif not mode.came_to_rest:
+    elif not (mode.came_to_rest and _is_within_reach(mode.misfit)):
         begins.reverse()
     for position, deviations in begins:
         try:
@@ -265,8 +266,7 @@ def _fitted(
         curvature = curvature_at(posterior, large, position, scale)
         center = center_at(posterior, position, curvature)
         density = around(center)
-        # A step goes about one standard deviation.
-        if not mismatch_at(density, center).shift <= MOST_ITERATIONS:
+        if not _is_within_reach(mismatch_at(density, center)):
             center = replace(center, curvature=diagonal_curvature(deviations))
     else:
         center, density = begin, around(begin)
@@ -288,6 +288,11 @@ def _fitted(
                 break
             ended = fitted.converged
     return replace(center, misfit=misfit), density
+
+
+def _is_within_reach(misfit: Mismatch | MismatchAlongCoordinates) -> bool:
+    """Whether a search can reach the mean, since a step goes about one standard deviation."""
+    return misfit.shift <= MOST_ITERATIONS
 
 
 def _excess(
