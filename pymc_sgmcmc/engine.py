@@ -18,11 +18,7 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.link.jax.linker import JAXLinker
 from pytensor.link.numba.linker import NumbaLinker
 
-from pymc_sgmcmc.compiling.compiled import (
-    UNWANTED_REWRITES,
-    WITHOUT_BROADCAST_CHECKS,
-    compile_quietly,
-)
+from pymc_sgmcmc.compiling.compiled import WITHOUT_BROADCAST_CHECKS, compile_quietly
 from pymc_sgmcmc.compiling.noise import fill_standard_normal
 from pymc_sgmcmc.compiling.numba_loop import LoopOfTransitions, with_numpy_products
 from pymc_sgmcmc.dynamics import Dynamics
@@ -127,7 +123,7 @@ class TransitionBlock:
             shape = (passes, self.memory_noise_size)
             remember.append(pt.tensor("memory_noise", shape=shape, dtype=self.dtype))
         sequences = [indices, noise, step_sizes, *remember]
-        mode = with_numpy_products(compile_kwargs.get("mode")).excluding(*UNWANTED_REWRITES)
+        mode = with_numpy_products(compile_kwargs.get("mode"))
         if isinstance(mode.linker, NumbaLinker):
             # A loop of its own, which Numba compiles sooner than a scan.
             mode = mode.including(WITHOUT_BROADCAST_CHECKS)

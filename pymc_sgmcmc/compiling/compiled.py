@@ -31,6 +31,7 @@ from pytensor.tensor.math import Sum
 
 from pymc_sgmcmc.compiling.blockwise import all_rows_at_once
 from pymc_sgmcmc.compiling.graph_notes import forgetting_notes
+from pymc_sgmcmc.compiling.merging import MergeAnew, lengths_of_64_bits
 from pymc_sgmcmc.compiling.numpy_linker import NumpyLinker
 from pymc_sgmcmc.compiling.whole_numbers import of_whole_numbers
 
@@ -50,8 +51,14 @@ inline_inner_graphs = dfs_rewriter(_inline)
 """This rewriter replaces each operation that holds an inner graph, such as softmax and logsumexp,
 by that graph."""
 
+_FIRST = -0.5
+"""This position in the order of the rewrites comes before the one that merges equal operations."""
+
 _BEFORE_OTHER_REWRITES = 0.05
 """This position in the order of the rewrites comes before those that simplify the graph."""
+
+_BEFORE_FUSION = 48.95
+"""This position in the order of the rewrites comes before the fusion of functions of elements."""
 
 _AFTER_OTHER_REWRITES = 49.4
 """This position in the order of the rewrites is behind the last one that changes the graph."""
@@ -143,6 +150,15 @@ takes most of the time of long sums of products, such as the elements of Cholesk
 few of them."""
 
 
+def with_own_rewrites(mode: Mode) -> Mode:
+    """The mode, without `UNWANTED_REWRITES`.
+
+    What specialising makes equal is merged before functions of elements are fused.
+    """
+    own = (lengths_of_64_bits, _FIRST), (MergeAnew(), _BEFORE_FUSION)
+    return forgetting_notes(mode).register(*own).excluding(*UNWANTED_REWRITES)
+
+
 @node_rewriter([Assert])
 def _drop_broadcast_check(fgraph, node):
     is_check = node.op in (_broadcast_assert, _runtime_broadcast_assert)
@@ -161,7 +177,7 @@ for _stage in ("canonicalize", "specialize"):
 NUMPY_MODE = (
     Mode(linker=NumpyLinker(), optimizer="fast_run")
     .including(WITHOUT_BROADCAST_CHECKS)
-    .excluding("fusion", "inplace", "local_pow_to_nested_squaring", *UNWANTED_REWRITES)
+    .excluding("fusion", "inplace", "local_pow_to_nested_squaring")
     .register((inline_inner_graphs, _BEFORE_OTHER_REWRITES), *_use_numpy)
 )
 """In this mode NumPy evaluates a simplified graph. On large arrays it is as fast as C code where
@@ -224,7 +240,7 @@ def compile_quietly(
     **options: Any,
 ) -> Function:
     """Compile a function whose inputs need not all be used."""
-    mode = forgetting_notes(get_mode(mode))
+    mode = with_own_rewrites(get_mode(mode))
     with without_blas_warning(), pytensor.config.change_flags(traceback__limit=0):
         return pytensor.function(inputs, outputs, on_unused_input="ignore", mode=mode, **options)
 
@@ -239,8 +255,7 @@ def compile_on_arrays(
     with pytensor.config.change_flags(cxx=""):  # The inner function of a scan is NumPy's too.
         function = compile_quietly(inputs, outputs, mode, **options)
     if pytensor.config.cxx and not runs_on_arrays(function):
-        in_c = get_mode("CVM").excluding(*UNWANTED_REWRITES)
-        return compile_quietly(inputs, outputs, in_c, **options)
+        return compile_quietly(inputs, outputs, "CVM", **options)
     return function
 
 

@@ -101,5 +101,4 @@ class ControlVariateGradient(GradientEstimator[Posterior]):
                 else self._kept_data[0].shape[0]
             )
             estimate = estimate + self._difference(seen, self._kept_data, length, weight)
-        prior = self.posterior.prior_gradient(position)
-        return prior + self.posterior.pulled_back(position, estimate)
+        return self.posterior.gradient_from_rows(position, estimate)

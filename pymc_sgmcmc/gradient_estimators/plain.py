@@ -25,5 +25,4 @@ class PlainGradient(GradientEstimator[Posterior]):
         likelihood = posterior.rows_gradient(
             posterior.of_rows(position), rows, self.batching.length
         )
-        estimate = posterior.pulled_back(position, self._scale * likelihood)
-        return posterior.prior_gradient(position) + estimate
+        return posterior.gradient_from_rows(position, self._scale * likelihood)

@@ -34,7 +34,7 @@ class SymbolicPosterior(ABC):
     coordinates : EffectCoordinates or None
         Where the position has coordinates of its own for group effects, their map to the value
         variables. Functions of symbolic rows, and `row_gradients`, are then of the position of the
-        rows, see `of_rows` and `pulled_back`.
+        rows, see `of_rows` and `gradient_from_rows`.
     """
 
     layout: PositionLayout
@@ -85,11 +85,20 @@ class SymbolicPosterior(ABC):
             return position
         return self._at(self.coordinates.position_of_rows, position)
 
-    def pulled_back(self, position: TensorVariable, gradient: TensorVariable) -> TensorVariable:
-        """Symbolic gradient in terms of a position from that in terms of the position of rows."""
+    def gradient_from_rows(
+        self, position: TensorVariable, of_rows: TensorVariable
+    ) -> TensorVariable:
+        """Symbolic gradient, shape (d,), from that of the log likelihood.
+
+        The latter is in terms of the position of the rows. Prior and rows have one derivative of
+        the coordinates together.
+        """
         if self.coordinates is None:
-            return gradient
-        return self._at(self.coordinates.pulled_back_graph(gradient), position)
+            return self.prior_gradient(position) + of_rows
+        given = of_rows.type("gradient_of_rows")
+        whole = self._log_prior + pt.dot(self.coordinates.position_of_rows, given)
+        gradient = self._gradient_at(prepared(whole), position)
+        return clone_replace(gradient, {given: of_rows}, rebuild_strict=False)
 
     def prior_gradient(self, position: TensorVariable) -> TensorVariable:
         """Symbolic gradient, shape (d,), of the part of the log density without rows."""
@@ -241,15 +250,20 @@ class SymbolicPosterior(ABC):
             if (column := before_casts(index)) in numbers and index.dtype.startswith("int")
         }
 
-    @cached_property
-    def _log_prior_graph(self) -> TensorVariable:
+    @property
+    def _log_prior(self) -> TensorVariable:
+        """The part of the log density without rows, in terms of coordinates."""
         terms = [term.log_density.sum() for term in self._separated.full_terms]
         total = sum(terms[1:], terms[0]) if terms else pt.zeros((), dtype=self.dtype)
         total = clone_replace(total, self._other_values, rebuild_strict=False)
         if self.coordinates is not None:
             total = clone_replace(total, self.coordinates.replacements, rebuild_strict=False)
             total = total + self.coordinates.log_jacobian
-        return prepared(total)
+        return total
+
+    @cached_property
+    def _log_prior_graph(self) -> TensorVariable:
+        return prepared(self._log_prior)
 
     def _log_likelihood_graph(
         self, rows: Sequence[TensorVariable], length: TensorVariable

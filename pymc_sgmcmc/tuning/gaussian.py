@@ -452,7 +452,8 @@ def fit_gaussian(
         radius = max(1.0, next_radius(radius, length, longest))
         length = longest
         step = _mean_step(vectors, misfit.gradient, change, radius)
-        part = _relaxation(*(linalg.solve(root, each) for each in (moved, wanted)), step)
+        moved, wanted = (linalg.solve(root, each) for each in (moved, wanted))
+        part = _relaxation(moved, wanted, step)
         wanted, moved = root @ step, part * (root @ step)
         mean, root = mean + moved, _rescaled(root, vectors, change**part)
         # A precision has twice the relative error of a standard deviation.

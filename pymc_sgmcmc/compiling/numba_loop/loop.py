@@ -25,7 +25,7 @@ from pytensor.tensor.rewriting.subtensor import (
     local_inplace_setsubtensor,
 )
 
-from pymc_sgmcmc.compiling.graph_notes import forget_notes
+from pymc_sgmcmc.compiling.compiled import with_own_rewrites
 from pymc_sgmcmc.compiling.numba_loop.source import Source, storage
 
 _in_place = in2out(local_inplace_setsubtensor, local_inplace_AdvancedIncSubtensor)
@@ -76,8 +76,7 @@ class LoopOfTransitions:
         replacements = dict(zip(self._shared, places, strict=True))
         outputs = clone_replace(outputs, replacements, rebuild_strict=False)
         graph = FunctionGraph([*inputs, *places], outputs, clone=True)
-        forget_notes(graph)
-        mode = mode.excluding("inplace", "fuse_indexed_into_elemwise")
+        mode = with_own_rewrites(mode).excluding("inplace", "fuse_indexed_into_elemwise")
         graph._compile_mode = mode  # the graphs inside of scans are rewritten in it too
         mode.optimizer.rewrite(graph)
         start = len(entries) + len(state)

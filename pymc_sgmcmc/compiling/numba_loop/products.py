@@ -1,9 +1,11 @@
-"""Matrix products that Numba compiles in less than a second.
+"""Operations on matrices that Numba compiles in less than a second.
 
 PyTensor 3.3 writes the calls of BLAS for a product of two matrices into each place that has one,
 which takes Numba 15 to 20 seconds a product where its cache is empty. NumPy's own `dot` in Numba
-takes less than one, and is no slower at run time. It is used in the functions that this package
-compiles, as a rewrite of their mode: other functions of the process keep PyTensor's.
+takes less than one, and is no slower at run time. A diagonal matrix, as in the derivative of a
+Cholesky factor, takes three seconds for the texts of errors that cannot happen. Others are used in
+the functions that this package compiles, as rewrites of their mode: other functions of the process
+keep PyTensor's.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import numpy as np
 from pytensor.compile.mode import Mode, get_mode
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
 from pytensor.link.numba.linker import NumbaLinker
-from pytensor.tensor.basic import cast
+from pytensor.tensor.basic import AllocDiag, cast, switch
 from pytensor.tensor.math import Dot
 
 from pymc_sgmcmc.compiling.numba_loop.trigamma import register_trigamma
@@ -26,6 +28,9 @@ FLOATING = ("float32", "float64")
 
 LAST = 49.45
 """This position in the order of the rewrites comes after all that look for a `Dot`."""
+
+WITHOUT_BATCH = 60.1
+"""This position comes after that which takes operations out of loops over a batch of one."""
 
 
 SMALL = 1000
@@ -49,8 +54,21 @@ def _use_numpy_dot(fgraph, node):
 _use_numpy_dot_everywhere = dfs_rewriter(_use_numpy_dot)
 
 
+@node_rewriter([AllocDiag])
+def _diagonal_of_elements(fgraph, node):
+    """A diagonal matrix of known size as a function of elements."""
+    (values,), op = node.inputs, node.op
+    size = values.type.shape[-1] if values.type.ndim == 1 else None
+    if size is None or op.offset:
+        return None
+    return [switch(np.eye(size, dtype=bool), values, np.zeros((), values.type.dtype))]
+
+
+_diagonals_of_elements = dfs_rewriter(_diagonal_of_elements)
+
+
 def with_numpy_products(mode: Mode | str | None) -> Mode:
-    """The mode, whose functions use `NumpyDot` where it compiles by Numba.
+    """The mode, whose functions use `NumpyDot` and functions of elements where it is Numba's.
 
     Inner graphs of scans are rewritten in the mode of the function as well.
     """
@@ -58,7 +76,8 @@ def with_numpy_products(mode: Mode | str | None) -> Mode:
     if not isinstance(given.linker, NumbaLinker):
         return given
     _register()
-    return given.register((_use_numpy_dot_everywhere, LAST))
+    own = (_use_numpy_dot_everywhere, LAST), (_diagonals_of_elements, WITHOUT_BATCH)
+    return given.register(*own)
 
 
 def _contiguous(matrix):

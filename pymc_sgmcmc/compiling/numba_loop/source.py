@@ -12,6 +12,7 @@ function returns.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import singledispatchmethod
 from hashlib import sha256
@@ -48,6 +49,7 @@ from pytensor.tensor.subtensor import (
     indices_from_subtensor,
 )
 from pytensor.tensor.type import TensorType
+from pytensor.tensor.type_other import NoneTypeT
 
 from pymc_sgmcmc.compiling.numba_loop.prefetch import prefetch_in_numba
 from pymc_sgmcmc.compiling.numba_loop.products import FLOATING, functions_in_numba
@@ -112,6 +114,12 @@ PLACES = "ijlmopqruvwxyz"
 AHEAD = 2
 """Rows are asked for this number of transitions before they are read."""
 
+ELEMENT_OF_ROW = re.compile(r"(\bvectors_\d+\[\d+)\]\[")
+"""Source of an element of a row, of which it makes an index of the array."""
+
+STOP = "<stop>"
+"""It stands for the end of the function with the first error, until what it returns is known."""
+
 NO_NUMBERS = {"nan": "np.nan", "inf": "np.inf", "-inf": "(-np.inf)"}
 """Source of the numbers whose text Python does not read."""
 
@@ -165,6 +173,12 @@ class Source:
         self._keys: list[str | None] = []
         self._entries_of: dict[Variable, list[str]] = {}
         self._valid_lengths: dict[tuple[str, str, str], str] = {}
+        self._known_lengths: dict[str, str] = {}
+        self._static: dict[int, str] = {}
+        # Arrays with a row for each vector of a type and length, and how many rows they have.
+        self._vectors_of: dict[tuple[str, str], str] = {}
+        self._rows_of: dict[str, int] = {}
+        self._depth = 0
         self._count = 0
         self._entries = [f"entry_{number}" for number in range(entries)]
         self._arguments = [f"given_{number}" for number in range(len(inputs) - entries)]
@@ -197,11 +211,12 @@ class Source:
     def common(self, lengths: Sequence[str]) -> str:
         """Name of a length that several are equal to, which is zero where they are not."""
         first, *others = dict.fromkeys(lengths)
+        if not others:
+            return first
         length = self.new("n_")
         equal = "".join(f" * ({other} == {first})" for other in others)
         self.line(f"{length} = {first}{equal}")
-        if others:
-            self.check(" | ".join(f"({other} != {first})" for other in others))
+        self.check(" | ".join(f"({other} != {first})" for other in others))
         return length
 
     def name(self, variable: Variable) -> str:
@@ -240,8 +255,16 @@ class Source:
         if variable.type.shape[axis] == 1:
             return "1"
         if variable in self._late:
-            return self._late[variable][1][axis]
-        return f"{self.name(variable)}.shape[{axis}]"
+            length = self._late[variable][1][axis]
+        else:
+            length = f"{self.name(variable)}.shape[{axis}]"
+        length, size = self._known_lengths.get(length, length), variable.type.shape[axis]
+        if size is None:
+            return length
+        # Lengths that are equal by their types have the name of one that is known by now.
+        if not self._depth:
+            self._static.setdefault(size, length)
+        return self._static.get(size, length)
 
     def _in_memory(self, variable: Variable) -> str:
         """Name of an array that was to be evaluated where it is read.
@@ -328,7 +351,9 @@ class Source:
     ) -> None:
         """Write loops: lines at the begin and end of one of them, and lines in the inner one."""
         before, self._lines, self._of_row = self._lines, [], []
+        self._depth += 1
         stores = body()
+        self._depth -= 1
         lines, self._lines = [*self._lines, *stores], before
         inner = _nested(heads[max(depth, 1) :], lines)
         if depth:
@@ -356,6 +381,7 @@ class Source:
         transition.
         """
         name, dtype, shape = self.new(), f"np.{_type(variable)}", f"({', '.join(lengths)},)"
+        self._known_lengths |= {f"{name}.shape[{axis}]": each for axis, each in enumerate(lengths)}
         if variable in self._recorded and len(lengths) == variable.type.ndim:
             record = self._recorded[variable]
             # A loop would write beyond a record of other lengths.
@@ -366,9 +392,27 @@ class Source:
         if variable in self._carried:
             self.line(f"{name} = np.empty({shape}, {dtype})")
             return name
+        if len(lengths) == 1 and not self._depth:
+            name = self._row(dtype, lengths[0])
+            self._known_lengths[f"{name}.shape[0]"] = lengths[0]
+            return name
         self._before.append(f"{name} = np.empty({(0,) * len(lengths)}, {dtype})")
         self.line(f"{name} = sized({name}, {shape})")
         return name
+
+    def _row(self, dtype: str, length: str) -> str:
+        """A row of one array of all vectors of a type and length.
+
+        Numba takes 30 milliseconds to compile an array that has a name of its own.
+        """
+        if (dtype, length) not in self._vectors_of:
+            self._vectors_of[dtype, length] = array = self.new("vectors_")
+            self._before.append(f"{array} = np.empty((0, 0), {dtype})")
+            self.line(f"{array} = sized({array}, ({array}_rows, {length}))")
+        array = self._vectors_of[dtype, length]
+        row = self._rows_of.get(array, 0)
+        self._rows_of[array] = row + 1
+        return f"{array}[{row}]"
 
     # --- Operations -------------------------------------------------------------------------
 
@@ -401,7 +445,15 @@ class Source:
         self.environment[name] = function
         return name
 
-    @write.register(SpecifyShape)
+    @write.register
+    def _write_specified(self, op: SpecifyShape, node: Apply) -> None:
+        value, *sizes = node.inputs
+        for axis, (before, size) in enumerate(zip(value.type.shape, sizes, strict=True)):
+            if before is None and not isinstance(size.type, NoneTypeT):
+                # Lengths by types are not compared, so that nothing may follow.
+                self.line(f"if {self.length(value, axis)} != {self.name(size)}:\n    {STOP}")
+        self._same(value, node.outputs[0])
+
     @write.register(ScalarFromTensor)
     @write.register(TensorFromScalar)
     @write.register(DeepCopyOp)
@@ -491,6 +543,7 @@ class Source:
         self._prepare(nodes)
         self._carried = self._carried | storage(graph.outputs)
         before, self._lines = self._lines, []
+        self._depth += 1
         valid = dict(self._valid_lengths)
         for inner in nodes:
             self.write(inner.op, inner)
@@ -499,6 +552,7 @@ class Source:
         if stop:
             body.append(f"if {stop}:\n    break")
         self._lines, self._valid_lengths = before, valid
+        self._depth -= 1
         self.line(_nested([f"for {self.new('step_')} in range({self.name(steps)}):"], body))
         self.names.update(zip(node.outputs, names, strict=True))
 
@@ -950,15 +1004,20 @@ class Source:
             *stores,
             f"{', '.join(carried)}, = {', '.join(results[: len(carried)])},",
         ]
+        memory = "".join(f"{name}, " for name in carried[states:])
         lines = [
             f"transitions = len({sequences[0]})",
             "failed = 0",
             *self._before,
             _nested(["for k in range(transitions):"], body),
-            f"return (failed, {''.join(f'{name}, ' for name in carried[states:])})",
+            f"return (failed, {memory})",
         ]
         head = f"def transitions({', '.join([*sequences, *self._arguments, *records])}):"
-        self.source = _nested([head], lines)
+        text = _nested([head], lines)
+        text = text.replace(STOP, f"return (failed | 1, {memory})")
+        for array, rows in self._rows_of.items():
+            text = text.replace(f"{array}_rows", str(rows))
+        self.source = ELEMENT_OF_ROW.sub(r"\1, ", text)
         return self.source
 
     @property
