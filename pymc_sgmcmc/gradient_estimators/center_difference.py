@@ -431,7 +431,8 @@ def find_center_difference(
         graph = posterior.rows_gradient(position, rows, length) - columns[0].sum(axis=0)
         if order == 2:
             graph -= weight * (columns[1].sum(axis=0) @ shift)
-        columns_of = partial(_derivatives_of_rows, order, posterior, center, center_of_others)
+        steps = _steps_at(posterior, center) if order == 2 else None
+        columns_of = partial(_derivatives_of_rows, posterior, center, center_of_others, steps)
         return CenterDifference(
             tuple(range(len(rows))),
             tuple((dtype, shape) for shape in shapes),
@@ -545,16 +546,31 @@ def _sum_within_rows(_: FunctionGraph, node: Apply) -> list[TensorVariable] | No
     return [sums.astype(node.outputs[0].type.dtype)]
 
 
+def _steps_at(posterior: Posterior, center: np.ndarray) -> np.ndarray:
+    """Steps of the coordinates for differences, small beside what rows say that deviations are.
+
+    What rows say nothing of has steps of its own size.
+    """
+    eps, own = np.finfo(posterior.dtype).eps, np.maximum(1, np.abs(center))
+    rows = posterior.some_rows
+    gradients = posterior.row_gradients(center, rows) if rows else np.zeros((1, len(center)))
+    with np.errstate(divide="ignore"):
+        deviations = 1 / np.sqrt(posterior.n_rows * np.mean(np.square(gradients), axis=0))
+    # A step is at least a few times what rounding makes of the coordinate.
+    return np.maximum(np.cbrt(eps) * np.minimum(deviations, own), 8 * eps * np.abs(center))
+
+
 def _derivatives_of_rows(
-    order: int,
     posterior: Posterior,
     center: np.ndarray,
     others: Mapping[str, np.ndarray] | None,
+    steps: np.ndarray | None,
     rows: Sequence[np.ndarray],
 ) -> list[np.ndarray]:
     """Gradients of rows at the centre, (rows, d), and for order 2 their derivatives, (rows, d, d).
 
-    A row that is a group of records takes long to evaluate, and the position is short.
+    A row that is a group of records takes long to evaluate, and the position is short. The
+    derivatives are differences over steps of the coordinates, of which order 1 has none.
     """
     present = {name: shared.get_value() for name, shared in posterior.others.items()}
     posterior.set_others({**present, **(others or {})})
@@ -565,9 +581,8 @@ def _derivatives_of_rows(
         return np.concatenate([posterior.row_gradients(position, piece) for piece in pieces])
 
     columns = [gradients(center)]
-    if order == 2:
+    if steps is not None:
         # Any matrices are right whose sum over all rows is known. Differences are close enough.
-        steps = np.cbrt(np.finfo(posterior.dtype).eps) * np.maximum(1, np.abs(center))
         derivatives = [
             (gradients(center + step) - columns[0]) / step.sum() for step in np.diag(steps)
         ]

@@ -353,7 +353,7 @@ class _Uses:
         """Whether an effect has the shape of its variable, and rows use it as its products say.
 
         Products are found by what operations are called. Some rows are therefore evaluated with
-        and without them, at random values, and compared with what other effects would change.
+        and without them, at random values, and compared row by row.
         """
         x, layout = effect.variable, self._layout
         place = layout.variables.index(x)
@@ -385,9 +385,10 @@ class _Uses:
                     for each in (here, there)
                 )
                 if (finite := np.isfinite(plain) & np.isfinite(other)).any():
-                    change = np.abs(other - plain)[finite].max()
+                    change, size = np.abs(other - plain), np.maximum(1, np.abs(plain))
                     precision = float(np.sqrt(np.finfo(layout.dtype).eps))
-                    return change > 0 and agree(seen[finite], plain[finite], change, precision)
+                    same = agree(seen[finite], plain[finite], (size + change)[finite], precision)
+                    return same and change[finite].max() > 0
         except Exception:  # Shapes need not fit.
             return False
         return False
@@ -401,12 +402,15 @@ class _Uses:
         of_matrices = [each for each in found if each.side is not None]
         for products in (longer, found) if of_matrices else (found, longer):
             pairs = tuple((each.whole, each.rest) for each in products)
-            for each in products[:1]:
+            factors = [_without_length(each.factor) for each in products]
+            # Other effects may multiply the same levels, as in a model of several outcomes.
+            if not all(equal_computations(factors[:1], [each]) for each in factors[1:]):
+                continue
+            for each, factor in zip(products[:1], factors, strict=False):
                 if each.side is None:
-                    is_number = all(each.factor.type.broadcastable)
-                    yield each.factor.dimshuffle() if is_number else each.factor, None, pairs
+                    yield factor, None, pairs
                 else:
-                    matrix = each.factor if each.side else each.factor.T
+                    matrix = factor if each.side else factor.T
                     yield from ((matrix, axis, pairs) for axis in (1, 0))
 
     def _products(self, value: TensorVariable) -> list[_Product]:
@@ -460,6 +464,11 @@ class _Uses:
             factor = product.factor * outer.factor
             return self._extended(replace(outer, factor=factor, side=product.side), value)
         return product
+
+
+def _without_length(factor: TensorVariable) -> TensorVariable:
+    """A number where a factor is one that is repeated."""
+    return factor.dimshuffle() if all(factor.type.broadcastable) else factor
 
 
 def _is_root(matrix: np.ndarray) -> bool:

@@ -11,6 +11,7 @@ import pytensor.tensor as pt
 import pytest
 from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
+from scipy.special import expit
 
 from pymc_sgmcmc.batching import (
     ShuffledWindows,
@@ -235,6 +236,24 @@ def derivatives_of_rows(posterior: Posterior, center: np.ndarray) -> np.ndarray:
             derivatives[:, place], (ahead - back) / (2 * step), rtol=1e-6, atol=1e-7
         )
     return derivatives
+
+
+@pytest.mark.parametrize("unit", [1e-6, 1.0, 1e6])
+def test_stored_derivatives_have_no_unit(unit, monkeypatch):
+    """A predictor of a million has a coefficient and deviations of a millionth."""
+    monkeypatch.setattr(center_difference, "MOST_OPERATIONS", 0)
+    rng = np.random.default_rng(13)
+    x, center = rng.normal(5, 1, size=N_ROWS) / unit, np.array([0.2, 0.1 * unit])
+    with pm.Model() as model:
+        intercept, slope = pm.Normal("intercept"), pm.Normal("slope", 0, unit)
+        eta = intercept + slope * x
+        pm.Bernoulli("y", logit_p=eta, observed=rng.integers(0, 2, size=N_ROWS))
+    difference = find_center_difference(Posterior(model), center, order=2)
+    gradients, derivatives = difference.columns
+    X, mean = np.column_stack([np.ones(N_ROWS), x]), expit(center[0] + center[1] * x)
+    exact = -(mean * (1 - mean))[:, None, None] * X[:, :, None] * X[:, None, :]
+    np.testing.assert_allclose(derivatives, exact, rtol=1e-4)
+    assert gradients.shape == X.shape
 
 
 def test_second_order_beside_other_step_methods():

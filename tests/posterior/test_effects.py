@@ -512,6 +512,42 @@ def test_other_products_are_no_effects(build):
     assert effects_of(build) == []
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_several_factors_of_one_effect_are_no_effect(seed):
+    """Terms of a predictor that is not centred are so large that others round beside them."""
+    rng = np.random.default_rng(seed)
+    group, x = rng.integers(6, size=40), rng.uniform(120, 280, size=40)
+    variables = {
+        "a": pm.Normal.dist(),
+        "slope": pm.Normal.dist(0, 0.5),
+        "s": pm.HalfNormal.dist(),
+        "load": pm.HalfNormal.dist(),
+        "z": pm.Normal.dist(shape=6),
+    }
+    names = list(variables)
+    with pm.Model() as model:
+        for name in rng.permutation(names):
+            variables[name] = model.register_rv(variables[name], name)
+        a, slope, s, load, z = (variables[name] for name in names)
+        pm.Normal("y", a + s * z[group], 1, observed=rng.normal(size=40))
+        counts = pt.exp(slope * x + load * z[group])
+        pm.Poisson("k", counts, observed=rng.poisson(2, size=40))
+    assert Posterior(model, standardizes=True).coordinates is None
+
+
+def test_a_factor_in_few_rows_is_seen():
+    """Few rows are compared, and none of these has the other factor."""
+    rng = np.random.default_rng(5)
+    group, x = rng.integers(6, size=4000), np.zeros(4000)
+    x[[2, 1502, 3001]] = 6.0
+    with pm.Model() as model:
+        mean, s, load = pm.Normal("mean"), pm.HalfNormal("s"), pm.HalfNormal("load")
+        z = pm.Normal("z", shape=6)
+        predictor = mean + load * z[group] * x + s * z[group]
+        pm.Normal("y", predictor, 1, observed=rng.normal(size=4000))
+    assert Posterior(model, standardizes=True).coordinates is None
+
+
 @pytest.mark.parametrize(
     ("build", "names"),
     [
