@@ -355,6 +355,8 @@ class _Uses:
         Products are found by what operations are called. Some rows are therefore evaluated with
         and without them, at random values, and compared row by row.
         """
+        if effect.is_matrix and effect.coefficients > MOST_TOGETHER:
+            return False
         x, layout = effect.variable, self._layout
         place = layout.variables.index(x)
         position = pt.vector("position", dtype=layout.dtype)

@@ -178,7 +178,7 @@ def _fresh_shape(old: Variable, new: Variable, length: Length, beside_rows: bool
 
 
 def simplify_for_gradients(tensors: Sequence[TensorVariable]) -> list[TensorVariable]:
-    """Drop parameter checks, left-over minibatch scaling nodes, and limits of densities.
+    """Drop parameter checks and left-over minibatch scaling nodes, and restore index arrays.
 
     The checks cost time in each transition. They also turn the log density at an invalid parameter
     into -inf, whose gradient is zero, so a chain outside the support would go on unnoticed. Without
@@ -195,7 +195,22 @@ def simplify_for_gradients(tensors: Sequence[TensorVariable]) -> list[TensorVari
             inputs = [_wide(variable) for variable in node.inputs]
             if inputs != node.inputs:
                 graph.replace(node.outputs[0], node.op(*inputs))
+        elif isinstance(node.op, MakeVector) and node.op.dtype.startswith("float"):
+            graph.replace(node.outputs[0], _of_distinct(node))
     return list(graph.outputs)
+
+
+def _of_distinct(vector: Apply) -> TensorVariable:
+    """A vector of numbers as entries of one of distinct numbers.
+
+    PyMC's log density of `pt.stack([0, b])[index]` has each row's number in place of the index.
+    """
+    keys = [each.data.item() if isinstance(each, Constant) else each for each in vector.inputs]
+    distinct = dict(zip(keys, vector.inputs, strict=True))
+    if len(distinct) == len(keys):
+        return vector.outputs[0]
+    places = {key: place for place, key in enumerate(distinct)}
+    return vector.op(*distinct.values())[pt.constant([places[key] for key in keys], dtype="int64")]
 
 
 def _wide(variable: Variable) -> Variable:

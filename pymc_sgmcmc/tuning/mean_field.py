@@ -22,7 +22,7 @@ from contextlib import suppress
 import numpy as np
 
 from pymc_sgmcmc.errors import ModelError
-from pymc_sgmcmc.matrices import Diagonal
+from pymc_sgmcmc.matrices import Diagonal, Matrix
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning.mode_search import CENTER_TOLERANCE, MOST_STEPS, minimize
 from pymc_sgmcmc.tuning.subsample import SUBSAMPLE_ROWS, Subsample
@@ -39,8 +39,9 @@ of all pairs together decide where the objective is largest, since the first-ord
 def mean_field(
     posterior: Posterior,
     start: np.ndarray,
-    scale: np.ndarray,
+    scale: np.ndarray | Matrix,
     tilt: np.ndarray | None = None,
+    root: Matrix | None = None,
     steps: int = MOST_STEPS,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviations of the Gaussian with independent coordinates that is nearest.
@@ -52,10 +53,16 @@ def mean_field(
     Parameters
     ----------
     posterior : Posterior
-    start, scale : numpy.ndarray, shape (d,)
-        Mean and standard deviations with which the search begins.
+    start : numpy.ndarray, shape (d,)
+        Mean with which the search begins.
+    scale : numpy.ndarray, shape (d,), or Matrix
+        Standard deviations with which it begins. With the root of a covariance in their place,
+        coordinates are independent in terms of that, and so are the deviations that are found.
     tilt : numpy.ndarray, shape (d,), optional
         A linear function of the position with this gradient is added to the log density.
+    root : Matrix, optional
+        The mean is searched in units of this root of a covariance, which correlated coordinates
+        need. Default: of `scale`.
     steps : int
         Most steps of L-BFGS.
 
@@ -65,7 +72,9 @@ def mean_field(
         Where the log density is not finite at the points around the start.
     """
     rng, d = np.random.default_rng(1757), len(start)
-    slant = np.zeros(d) if tilt is None else tilt
+    along: Matrix = Diagonal(scale) if isinstance(scale, np.ndarray) else scale
+    root = root or along
+    slant = np.zeros(d) if tilt is None else root.T @ tilt
     directions = rng.standard_normal((MEAN_FIELD_PAIRS, d))
     rows = Subsample(posterior, evaluations=2 * MOST_STEPS).rows
     count = len(rows[0])
@@ -80,9 +89,10 @@ def mean_field(
     blocks = [posterior.part(rows, np.sort(share)) for share in shares]
 
     def objective(coordinates: np.ndarray) -> tuple[float, np.ndarray]:
-        mean, deviations = coordinates[:d], scale * np.exp(coordinates[d:])
-        shifts = deviations * np.repeat(directions, 2, axis=0)
-        shifts[1::2] *= -1
+        mean = start + root @ coordinates[:d]
+        own = np.exp(coordinates[d:]) * np.repeat(directions, 2, axis=0)
+        own[1::2] *= -1
+        shifts = along.each(own)
         points, of_pairs = len(shifts), np.arange(len(shifts)) // 2
         values, slopes = posterior.log_priors_and_gradients(mean + shifts)
         for number, block in enumerate(blocks):
@@ -91,17 +101,18 @@ def mean_field(
             values[some] += weight * of_rows[0]
             slopes[some] += weight * of_rows[1]
         total = values.sum()
-        gradient = np.concatenate([slopes.sum(axis=0), (slopes * shifts).sum(axis=0)])
+        of_mean, of_deviations = slopes.sum(axis=0), ((slopes @ along) * own).sum(axis=0)
+        gradient = np.concatenate([root.T @ of_mean, of_deviations])
         gradient = gradient / points + np.repeat([0.0, 1.0], d)
         gradient[:d] += slant
-        return total / points + slant @ (mean - start) + coordinates[d:].sum(), gradient
+        return total / points + slant @ coordinates[:d] + coordinates[d:].sum(), gradient
 
-    scaling = Diagonal(np.concatenate([scale, np.ones(d)]))
     width = 1.0
     while width > np.sqrt(np.finfo(float).eps):
-        begin = np.concatenate([start, np.full(d, np.log(width))])
+        begin = np.concatenate([np.zeros(d), np.full(d, np.log(width))])
         with suppress(ValueError):  # The log density is zero at some of the points.
-            end = minimize(objective, begin, scaling, CENTER_TOLERANCE, steps)
-            return end[:d], scale * np.exp(end[d:])
+            end = minimize(objective, begin, Diagonal(np.ones(2 * d)), CENTER_TOLERANCE, steps)
+            deviations = np.exp(end[d:])
+            return start + root @ end[:d], deviations * (scale if along is not scale else 1.0)
         width /= 4
     raise ModelError("The log density is not finite at points around the start.")

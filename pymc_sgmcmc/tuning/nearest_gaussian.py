@@ -10,7 +10,7 @@ from scipy import linalg
 
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.gradient_estimators.center_difference import find_center_difference
-from pymc_sgmcmc.matrices import Dense, triangular_root
+from pymc_sgmcmc.matrices import Dense, Matrix, triangular_root
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.stages import log
 from pymc_sgmcmc.tuning.center import Center, center_at
@@ -22,6 +22,7 @@ from pymc_sgmcmc.tuning.curvature import (
     scaled_precision,
 )
 from pymc_sgmcmc.tuning.gaussian import (
+    FARTHEST,
     FEWEST_PAIRS,
     FLAT,
     LARGEST_NARROWING,
@@ -40,7 +41,7 @@ from pymc_sgmcmc.tuning.gaussian import (
 )
 from pymc_sgmcmc.tuning.judge import ControlVariates, judge_at, with_steepest
 from pymc_sgmcmc.tuning.mean_field import mean_field
-from pymc_sgmcmc.tuning.mode_search import collapsed_coordinates
+from pymc_sgmcmc.tuning.mode_search import CENTER_TOLERANCE, collapsed_coordinates
 from pymc_sgmcmc.tuning.subsample import SUBSAMPLE_OPERATIONS, Subsample
 
 LARGEST_SPREAD = 5.0
@@ -50,8 +51,8 @@ scale the standard deviation is about one."""
 
 SMALL_FORCE = 0.25
 """The force that measures the variance along a direction moves the mean of a Gaussian by this many
-standard deviations. It is a compromise between `CENTER_TOLERANCE`, the error of that mean, and the
-long tail of a log scale, in which a large force moves the mean without bound."""
+standard deviations, and half of them where that moves it far away, while it is more than
+`CENTER_TOLERANCE`, the error of that mean."""
 
 STEPS_AROUND_CENTER = 10
 """The search for the nearest Gaussian makes at most this many steps with control variates around
@@ -389,12 +390,22 @@ def response(posterior: Posterior, center: Center) -> float:
     # Half the gradient of the trace, see `_with_surroundings`, zero for a Gaussian.
     direction = center.misfit.gradient - root.T @ center.gradient
     direction = direction / max(float(np.linalg.norm(direction)), np.finfo(float).tiny)
-    tilt = SMALL_FORCE * (precision @ (root @ direction))
-    scale = center.curvature.conditional_deviations
+    tilt, force = precision @ (root @ direction), SMALL_FORCE
+    scale: np.ndarray | Matrix = center.curvature.conditional_deviations
+
+    def mean(slope: float) -> np.ndarray:
+        return mean_field(posterior, center.position, scale, slope * tilt, root)[0]
+
     try:
-        ahead, behind = (
-            mean_field(posterior, center.position, scale, side * tilt)[0] for side in (1.0, -1.0)
-        )
+        # Where independent coordinates are of another place, those of the Gaussian itself count.
+        moved = root.T @ (precision @ (mean(0.0) - center.position))
+        scale = root if np.abs(moved).max() > 1 else scale
+        while force > CENTER_TOLERANCE:
+            along = float(tilt @ (mean(force) - mean(-force))) / 2
+            if abs(along) <= FARTHEST:
+                return along / force
+            # A log scale may run away, in whose tail the log density falls by one in a unit.
+            force /= 2
     except ValueError:  # The log density is not finite around the mean, so nothing is known.
         return 1.0
-    return float(tilt @ (ahead - behind)) / (2 * SMALL_FORCE**2)
+    return np.inf

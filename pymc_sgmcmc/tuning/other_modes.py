@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from pymc_sgmcmc.matrices import Diagonal, Matrix
+from pymc_sgmcmc.matrices import Dense, Diagonal, Matrix
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning.center import Center
 from pymc_sgmcmc.tuning.curvature import coordinate_scale, curvature_at
@@ -29,6 +29,9 @@ deviations of its log is a factor that L-BFGS makes up for in a few iterations."
 NEGLIGIBLE = 20.0
 """Places whose log density is lower by more than this have a negligible part of the mass: the
 densities differ by a factor of 5e8."""
+
+LEAST_SHARE = 1e-3
+"""A mode with less of the mass moves no mean by more than the error of a thousand draws."""
 
 Density = Callable[[np.ndarray], tuple[float, np.ndarray]]
 """A log density with its gradient."""
@@ -96,6 +99,9 @@ def _another_mode(posterior: Posterior, rows: Subsample, center: Center) -> str 
             if not is_another_mode(end, root):
                 continue
             value, _ = density(end)
+            share = np.exp(value - top + _log_volume(root) - _log_volume(center.curvature.root))
+            if rows.weight == 1 and share < LEAST_SHARE:
+                continue
             higher = "higher" if value > top else "lower"
             return (
                 "a search from another start ended "
@@ -103,6 +109,11 @@ def _another_mode(posterior: Posterior, rows: Subsample, center: Center) -> str 
                 f"where the log density is {abs(value - top):.3g} {higher}"
             )
     return None
+
+
+def _log_volume(root: Matrix) -> float:
+    """Logarithm of the volume that a Gaussian takes, but for a constant."""
+    return float(np.linalg.slogdet(root.dense())[1]) if isinstance(root, Dense) else 0.0
 
 
 def _are_joined(

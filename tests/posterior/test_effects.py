@@ -12,6 +12,7 @@ from scipy import sparse
 
 from pymc_sgmcmc.matrices import Dense, Diagonal
 from pymc_sgmcmc.posterior import Posterior, effect_coordinates, posterior
+from pymc_sgmcmc.posterior.effects import MOST_TOGETHER
 
 ROWS, TYPES, GROUPS, ITEMS = 90, 3, 8, 5
 
@@ -361,6 +362,18 @@ def test_several_coefficients_of_a_level(form, rng):
 def test_other_products_of_matrices_have_no_effects(form):
     model = several_coefficients(form)
     assert Posterior(model, standardizes=True, check=False).coordinates is None
+
+
+def test_large_matrices_have_no_effects(rng):
+    """The elements of the factor of a level's effects would be written out, in minutes."""
+    root = np.linalg.cholesky(np.eye(MOST_TOGETHER + 1) + 0.5)
+    with pm.Model() as model:
+        scale = pm.HalfNormal("scale")
+        shape = (5, MOST_TOGETHER + 1)
+        u = pm.MvNormal("u", np.zeros(shape[1]), chol=scale * root, shape=shape)
+        picked = u[rng.integers(5, size=40), rng.integers(shape[1], size=40)]
+        pm.Normal("y", picked, 1, observed=rng.normal(size=40))
+    assert Posterior(model, standardizes=True).coordinates is None
 
 
 @pytest.mark.parametrize("form", ["centred", "non-centred"])

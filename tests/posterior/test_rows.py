@@ -548,6 +548,18 @@ def test_variables_as_long_as_the_rows_by_chance(rng):
     agrees(model, Posterior(model))
 
 
+def test_stacked_coefficients_that_an_index_selects():
+    """PyMC puts the coefficient of each row in place of the index."""
+    group = np.random.default_rng(6).integers(3, size=N_ROWS)
+    with pm.Model() as model:
+        first, second = pm.Normal("first"), pm.Normal("second")
+        effects = pt.stack([0.0, first, second, first])
+        pm.Normal("y", effects[group], 1.0, observed=Y)
+    posterior, position = Posterior(model), np.array([0.4, -0.3])
+    expected = model.compile_logp()(posterior.point_at(position))
+    np.testing.assert_allclose(posterior.log_density(position), expected)
+
+
 def test_local_variables_of_one_of_two_lengths():
     """Groups are the rows of one outcome and are selected by those of the other."""
     of_groups = np.arange(GROUP.max() + 1.0)

@@ -227,6 +227,25 @@ def test_effects_of_groups_with_many_records(centred):
         assert "centred ones" in messages[0]
 
 
+def test_classes_in_schools():
+    """Effects that depend on each other have another Gaussian with independent coordinates."""
+    rng = np.random.default_rng(8)
+    school = np.repeat(np.arange(40), 4)
+    group = rng.integers(160, size=2000)
+    effects = 0.5 * rng.normal(size=40)[school] + 0.4 * rng.normal(size=160)
+    with pm.Model() as model:
+        mean, of_schools = pm.Normal("mean", 0, 2), pm.HalfNormal("of_schools")
+        u = pm.Normal("u", 0, of_schools, shape=40)
+        v = pm.Normal("v", 0, pm.HalfNormal("of_classes"), shape=160)
+        y = 1 + effects[group] + rng.normal(size=2000)
+        pm.Normal("y", mean + u[school[group]] + v[group], pm.HalfNormal("sigma"), observed=y)
+    posterior = Posterior(model, standardizes=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CenterWarning)
+        center = find_center(posterior, posterior.initial_position)
+    assert center.is_guide
+
+
 @pytest.mark.slow
 def test_crossed_effects_of_a_long_position():
     """The joint mode has scales some ten standard deviations too large."""
