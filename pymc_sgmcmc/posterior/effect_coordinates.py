@@ -128,11 +128,7 @@ class EffectCoordinates:
         for each in self.effects:
             x = each.variable
             if each.is_centered:
-                scale = pt.log(each.scale)
-                # A sum over two axes would count the entries of a scale with 8 bits (PyTensor 3.3).
-                is_safe = len(each.shape) < 2
-                total = scale.sum() if is_safe else pt.dot(scale.ravel(), np.ones(each.size))
-                of_effects.append(total)
+                of_effects.append(pt.log(each.scale).sum())
             location = clone_replace(each.location, self.replacements, rebuild_strict=False)
             self.of_rows[x] = replace(each, location=location).of_rows(z[x]).astype(x.dtype)
             self.replacements[x] = self.of_rows[x] if each.is_centered else z[x].astype(x.dtype)

@@ -20,6 +20,7 @@ from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.compiling.compiled import PYTHON_MODE, compile_quietly
 from pymc_sgmcmc.compiling.graph_notes import copy_without_notes
+from pymc_sgmcmc.compiling.merging import lengths_of_64_bits
 from pymc_sgmcmc.limits import free_memory
 from pymc_sgmcmc.posterior.graphs import leaf_value
 from pymc_sgmcmc.posterior.threads import OfRows, SharedFunction
@@ -164,6 +165,7 @@ def prepared(log_density: TensorVariable) -> TensorVariable:
     changes its graph, which may be a part of other graphs, so it gets a copy.
     """
     graph = copy_without_notes([log_density])
+    lengths_of_64_bits.rewrite(graph)
     rewrite_pregrad(graph)
     in2out(local_log_logistic).rewrite(graph)
     return graph.outputs[0]
