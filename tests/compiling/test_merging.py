@@ -40,7 +40,12 @@ def test_a_transition_has_each_operation_once(rng):
             predictor = predictor + pm.Normal(f"z_{number}", 0, scale, shape=4)[of_rows]
         pm.Bernoulli("y", logit_p=predictor, observed=rng.integers(2, size=200))
     with model:
-        step = SGLDCV(step_size=0.1, preconditioner="curvature", batch_size=20)
+        step = SGLDCV(
+            step_size=0.1,
+            preconditioner="curvature",
+            batch_size=20,
+            compile_kwargs={"mode": "NUMBA"},
+        )
     nodes = step.block._function._nodes
     counts = Counter((node.op, *node.inputs) for node in nodes)
     assert max(counts.values()) == 1
