@@ -8,6 +8,7 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
+from pytensor.tensor.basic import Alloc
 
 from pymc_sgmcmc import SGLDCV
 from pymc_sgmcmc.compiling.compiled import NUMPY_MODE, PYTHON_MODE, compile_quietly
@@ -47,7 +48,9 @@ def test_a_transition_has_each_operation_once(rng):
             compile_kwargs={"mode": "NUMBA"},
         )
     nodes = step.block._function._nodes
-    counts = Counter((node.op, *node.inputs) for node in nodes)
+    # Arrays of zeros are apart, as other operations change them in place.
+    computed = (node for node in nodes if not isinstance(node.op, Alloc))
+    counts = Counter((node.op, *node.inputs) for node in computed)
     assert max(counts.values()) == 1
     factors = [node for node in nodes if type(node.op).__name__ == "Cholesky"]
     assert len(factors) == 1
