@@ -51,9 +51,6 @@ inline_inner_graphs = dfs_rewriter(_inline)
 """This rewriter replaces each operation that holds an inner graph, such as softmax and logsumexp,
 by that graph."""
 
-_FIRST = -0.5
-"""This position in the order of the rewrites comes before the one that merges equal operations."""
-
 _BEFORE_OTHER_REWRITES = 0.05
 """This position in the order of the rewrites comes before those that simplify the graph."""
 
@@ -155,7 +152,7 @@ def with_own_rewrites(mode: Mode) -> Mode:
 
     What specialising makes equal is merged before functions of elements are fused.
     """
-    own = (lengths_of_64_bits, _FIRST), (MergeAnew(), _BEFORE_FUSION)
+    own = (lengths_of_64_bits, _BEFORE_OTHER_REWRITES), (MergeAnew(), _BEFORE_FUSION)
     return forgetting_notes(mode).register(*own).excluding(*UNWANTED_REWRITES)
 
 

@@ -131,7 +131,7 @@ def _settled_mode(
             information = _information(posterior, subsample, center.position)
             moved = own.informed(center.position, information)
         scale = coordinate_scale(posterior, subsample, moved)
-        center = find_mode(posterior, subsample, large, moved, scale)
+        center = find_mode(posterior, subsample, large, moved, scale, is_near=True)
         deviations = center.curvature.standard_deviations
         distance = float(np.max(np.abs(center.position - moved) / deviations))
         if distance <= 1:

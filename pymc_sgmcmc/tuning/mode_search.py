@@ -70,12 +70,18 @@ def find_mode(
     large: Subsample,
     start: np.ndarray,
     scale: np.ndarray,
+    *,
+    is_near: bool = False,
 ) -> Center:
     """Search the mode on a subsample, then on more rows, and then on all.
 
-    A pass over all rows may read files, so the last search takes as few as it can.
+    A pass over all rows may read files, so the last search takes as few as it can. From a start
+    that is near, as the same mode in other coordinates, only that is made.
     """
-    position, rough = _mode_of_subsample(posterior, subsample, start, scale)
+    if is_near:
+        position, rough = start, curvature_at(posterior, subsample, start, scale)
+    else:
+        position, rough = _mode_of_subsample(posterior, subsample, start, scale)
     found = _by_newton(posterior, subsample, position, rough)
     if found is None:
         position = _minimize_towards(

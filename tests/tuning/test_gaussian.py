@@ -231,7 +231,7 @@ def test_search_with_kinks():
 
 
 def test_a_search_that_turns_back_does_not_cycle():
-    """Behind a steep wall is a long tail, between which full steps go to and fro for ever."""
+    """Behind a steep wall is a long tail, between which full steps go back and forth for ever."""
     fitted = fit_gaussian(lambda x: 1 - np.exp(3 * x), np.array([0.3]), np.eye(1))
     assert fitted.converged
     # E exp(3 x) = 1 and E 3 exp(3 x) = 1 / variance.
