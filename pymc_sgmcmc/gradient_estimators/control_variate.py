@@ -101,4 +101,4 @@ class ControlVariateGradient(GradientEstimator[Posterior]):
                 else self._kept_data[0].shape[0]
             )
             estimate = estimate + self._difference(seen, self._kept_data, length, weight)
-        return self.posterior.gradient_from_rows(position, estimate)
+        return self.posterior.gradient_with_prior(position, estimate)

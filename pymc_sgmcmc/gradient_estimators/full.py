@@ -34,7 +34,7 @@ class FullGradient(GradientEstimator[Posterior]):
         likelihood = posterior.rows_gradient(
             posterior.of_rows(position), rows, self.batching.length
         )
-        return posterior.gradient_from_rows(position, likelihood)
+        return posterior.gradient_with_prior(position, likelihood)
 
     def log_density(self, position: TensorVariable) -> TensorVariable:
         """Symbolic log posterior on the same rows."""

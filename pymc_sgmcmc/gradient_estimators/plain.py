@@ -25,4 +25,4 @@ class PlainGradient(GradientEstimator[Posterior]):
         likelihood = posterior.rows_gradient(
             posterior.of_rows(position), rows, self.batching.length
         )
-        return posterior.gradient_from_rows(position, self._scale * likelihood)
+        return posterior.gradient_with_prior(position, self._scale * likelihood)

@@ -259,7 +259,7 @@ class PartGradient(GradientEstimator):
             posterior.of_rows(position), batching.rows(index), index[1]
         )
         scale = (batching.n_rows_variable / index[1]).astype(posterior.dtype)
-        return posterior.gradient_from_rows(position, scale * likelihood)
+        return posterior.gradient_with_prior(position, scale * likelihood)
 
 
 def dealt_out(counts: np.ndarray, parts: int, rng: np.random.Generator) -> np.ndarray:

@@ -406,14 +406,16 @@ class _Uses:
             pairs = tuple((each.whole, each.rest) for each in products)
             factors = [_without_length(each.factor) for each in products]
             # Other effects may multiply the same levels, as in a model of several outcomes.
-            if not all(equal_computations(factors[:1], [each]) for each in factors[1:]):
+            if not products or not all(
+                equal_computations(factors[:1], [each]) for each in factors[1:]
+            ):
                 continue
-            for each, factor in zip(products[:1], factors, strict=False):
-                if each.side is None:
-                    yield factor, None, pairs
-                else:
-                    matrix = factor if each.side else factor.T
-                    yield from ((matrix, axis, pairs) for axis in (1, 0))
+            factor, side = factors[0], products[0].side
+            if side is None:
+                yield factor, None, pairs
+            else:
+                matrix = factor if side else factor.T
+                yield from ((matrix, axis, pairs) for axis in (1, 0))
 
     def _products(self, value: TensorVariable) -> list[_Product]:
         """Products with what is not known, none where rows use the variable otherwise."""

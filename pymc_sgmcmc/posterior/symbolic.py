@@ -34,7 +34,7 @@ class SymbolicPosterior(ABC):
     coordinates : EffectCoordinates or None
         Where the position has coordinates of its own for group effects, their map to the value
         variables. Functions of symbolic rows, and `row_gradients`, are then of the position of the
-        rows, see `of_rows` and `gradient_from_rows`.
+        rows, see `of_rows` and `gradient_with_prior`.
     """
 
     layout: PositionLayout
@@ -85,7 +85,7 @@ class SymbolicPosterior(ABC):
             return position
         return self._at(self.coordinates.position_of_rows, position)
 
-    def gradient_from_rows(
+    def gradient_with_prior(
         self, position: TensorVariable, of_rows: TensorVariable
     ) -> TensorVariable:
         """Symbolic gradient, shape (d,), from that of the log likelihood.

@@ -452,7 +452,7 @@ def fit_gaussian(
         radius = max(1.0, next_radius(radius, length, longest))
         length = longest
         step = _mean_step(vectors, misfit.gradient, change, radius)
-        moved, wanted = (linalg.solve(root, each) for each in (moved, wanted))
+        moved, wanted = linalg.solve(root, np.column_stack([moved, wanted])).T
         part = _relaxation(moved, wanted, step)
         wanted, moved = root @ step, part * (root @ step)
         mean, root = mean + moved, _rescaled(root, vectors, change**part)

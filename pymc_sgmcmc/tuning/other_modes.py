@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from pymc_sgmcmc.matrices import Dense, Diagonal, Matrix
+from pymc_sgmcmc.matrices import Diagonal, Matrix
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning.center import Center
 from pymc_sgmcmc.tuning.curvature import coordinate_scale, curvature_at
@@ -99,9 +99,10 @@ def _another_mode(posterior: Posterior, rows: Subsample, center: Center) -> str 
             if not is_another_mode(end, root):
                 continue
             value, _ = density(end)
-            share = np.exp(value - top + _log_volume(root) - _log_volume(center.curvature.root))
-            if rows.weight == 1 and share < LEAST_SHARE:
-                continue
+            if rows.weight == 1 and center.curvature.is_dense:
+                larger = _log_volume(root) - _log_volume(center.curvature.root)
+                if np.exp(value - top + larger) < LEAST_SHARE:
+                    continue
             higher = "higher" if value > top else "lower"
             return (
                 "a search from another start ended "
@@ -113,7 +114,7 @@ def _another_mode(posterior: Posterior, rows: Subsample, center: Center) -> str 
 
 def _log_volume(root: Matrix) -> float:
     """Logarithm of the volume that a Gaussian takes, but for a constant."""
-    return float(np.linalg.slogdet(root.dense())[1]) if isinstance(root, Dense) else 0.0
+    return float(np.linalg.slogdet(root.dense())[1])
 
 
 def _are_joined(

@@ -3,7 +3,7 @@
 PyTensor 3.3 writes the calls of BLAS for a product of two matrices into each place that has one,
 which takes Numba 15 to 20 seconds a product where its cache is empty. NumPy's own `dot` in Numba
 takes less than one, and is no slower at run time. A diagonal matrix, as in the derivative of a
-Cholesky factor, takes three seconds for the texts of errors that cannot happen. Others are used in
+Cholesky factor, takes long for the texts of errors that cannot happen. Others are used in
 the functions that this package compiles, as rewrites of their mode: other functions of the process
 keep PyTensor's.
 """

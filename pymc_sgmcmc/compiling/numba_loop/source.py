@@ -173,6 +173,7 @@ class Source:
         self._keys: list[str | None] = []
         self._entries_of: dict[Variable, list[str]] = {}
         self._valid_lengths: dict[tuple[str, str, str], str] = {}
+        # Names of lengths, by the source of a length and by the number that types have for it.
         self._known_lengths: dict[str, str] = {}
         self._static: dict[int, str] = {}
         # Arrays with a row for each vector of a type and length, and how many rows they have.
@@ -380,8 +381,13 @@ class Source:
         It is the place where the variable is recorded, or else, if possible, the memory of the last
         transition.
         """
-        name, dtype, shape = self.new(), f"np.{_type(variable)}", f"({', '.join(lengths)},)"
+        dtype, shape = f"np.{_type(variable)}", f"({', '.join(lengths)},)"
+        is_kept = variable in self._recorded or variable in self._carried
+        is_row = len(lengths) == 1 and not (self._depth or is_kept)
+        name = self._row(dtype, lengths[0]) if is_row else self.new()
         self._known_lengths |= {f"{name}.shape[{axis}]": each for axis, each in enumerate(lengths)}
+        if is_row:
+            return name
         if variable in self._recorded and len(lengths) == variable.type.ndim:
             record = self._recorded[variable]
             # A loop would write beyond a record of other lengths.
@@ -392,10 +398,6 @@ class Source:
         if variable in self._carried:
             self.line(f"{name} = np.empty({shape}, {dtype})")
             return name
-        if len(lengths) == 1 and not self._depth:
-            name = self._row(dtype, lengths[0])
-            self._known_lengths[f"{name}.shape[0]"] = lengths[0]
-            return name
         self._before.append(f"{name} = np.empty({(0,) * len(lengths)}, {dtype})")
         self.line(f"{name} = sized({name}, {shape})")
         return name
@@ -403,7 +405,7 @@ class Source:
     def _row(self, dtype: str, length: str) -> str:
         """A row of one array of all vectors of a type and length.
 
-        Numba takes 30 milliseconds to compile an array that has a name of its own.
+        Numba takes longer to compile arrays that have names of their own.
         """
         if (dtype, length) not in self._vectors_of:
             self._vectors_of[dtype, length] = array = self.new("vectors_")
